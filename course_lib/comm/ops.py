@@ -1,0 +1,56 @@
+"""The reductions: what happens where two values of the same element meet.
+
+Each is a name and a torch function that works in place, in the tensor's own dtype (a bf16 sum is a bf16 sum, as in
+torch). AVG adds on the way and divides once at the end; the collective that uses it says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+SUM, AVG, MAX, MIN, PRODUCT = "sum", "avg", "max", "min", "product"
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
+
+_FUNCTIONS: dict[str, Callable] = {
+    SUM: torch.add,
+    AVG: torch.add,
+    MAX: torch.maximum,
+    MIN: torch.minimum,
+    PRODUCT: torch.mul,
+}
+
+
+def op_name(op: Any) -> str:
+    """The name of `op`, given as a name ("sum", "SUM") or as a member of `torch.distributed.ReduceOp`."""
+    if isinstance(op, str):
+        if op.lower() in _FUNCTIONS:
+            return op.lower()
+    else:
+        for name in _FUNCTIONS:
+            if op == torch_op(name):
+                return name
+    raise ValueError(f"op: expected one of {', '.join(_FUNCTIONS)} or torch's ReduceOp for it, got {op!r}")
+
+
+def torch_op(name: str) -> Any:
+    """torch.distributed's member for a name of ours."""
+    return getattr(dist.ReduceOp, name.upper())
+
+
+def check_op(op: Any, dtype: torch.dtype) -> str:
+    """The name of `op`, after making sure that it means something for `dtype`."""
+    name = op_name(op)
+    if name == AVG and not dtype.is_floating_point:
+        raise ValueError(
+            f"op: the average of {dtype} values is no {dtype}; reduce with 'sum' and divide in floating point"
+        )
+    return name
+
+
+def accumulate_(into: torch.Tensor, part: torch.Tensor, name: str) -> None:
+    """`into = into op part`, element by element, without allocating."""
+    _FUNCTIONS[name](into, part, out=into)
