@@ -79,6 +79,7 @@ class Board:
     def __init__(self, fd: int, world_size: int, rank: int | None = None) -> None:
         self.fd, self.world_size, self.rank = fd, world_size, rank
         self._page = mmap.mmap(fd, world_size * _RANK_BYTES)
+        self.run = 0  # of a pool: entries of one run are compared among themselves only
         self._numbers: dict[int, int] = {}  # group -> collectives entered in it
         self._threads: dict[int, int] = {}  # thread -> which of the waits it writes
         self._depth = threading.local()
@@ -95,18 +96,25 @@ class Board:
 
     # --- a rank writes
 
+    def begin_run(self, run: int) -> None:
+        """Number the collectives afresh; entries of earlier runs of a pool are no longer compared."""
+        self.run = run
+        self._numbers.clear()
+
     @contextmanager
     def wait(self, op: str, peer: int | None = None) -> Iterator[None]:
         """Everything inside is waiting for `op`, with `peer` (a global rank) if there is one."""
         assert self.rank is not None
         slot = self._threads.setdefault(threading.get_ident(), len(self._threads) % _NUM_WAITS)
         at = self.rank * _RANK_BYTES + _COUNT.size + slot * _WAIT.size
-        before = self._page[at : at + _WAIT.size]  # a wait may be nested in another
+        if self._page[at : at + 8] != bytes(8):  # inside another wait, which says more about why
+            yield
+            return
         _WAIT.pack_into(self._page, at, time.monotonic(), -1 if peer is None else peer, op.encode()[:44])
         try:
             yield
         finally:
-            self._page[at : at + _WAIT.size] = before
+            self._page[at : at + _WAIT.size] = bytes(_WAIT.size)
 
     @contextmanager
     def collective(self, op: str, ranks: Sequence[int], signature: str = "") -> Iterator[None]:
@@ -127,7 +135,7 @@ class Board:
 
     def _write_entry(self, op: str, ranks: Sequence[int], signature: str) -> int:
         assert self.rank is not None
-        group = zlib.crc32(repr(tuple(ranks)).encode())
+        group = zlib.crc32(repr((self.run, tuple(ranks))).encode())
         number = self._numbers[group] = self._numbers.get(group, 0) + 1
         base = self.rank * _RANK_BYTES
         (count,) = _COUNT.unpack_from(self._page, base)
@@ -168,12 +176,6 @@ class Board:
     def num_collectives(self, rank: int) -> int:
         """How many collectives `rank` has entered."""
         return _COUNT.unpack_from(self._page, rank * _RANK_BYTES)[0]
-
-    def clear(self, rank: int) -> None:
-        """Forget what `rank` wrote. Numbers go on counting, so all ranks must clear at the same point."""
-        base = rank * _RANK_BYTES
-        self._page[base : base + _RANK_BYTES] = bytes(_RANK_BYTES)
-        self._numbers.clear()
 
     def _record_at(self, rank: int, index: int) -> int:
         return (

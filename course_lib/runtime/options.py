@@ -1,0 +1,83 @@
+"""The options of a launch, checked before anything starts."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from course_lib.runtime.output import SHOW
+
+BACKENDS = ("auto", "gloo", "nccl")
+STARTS = ("auto", "forkserver", "spawn")
+
+
+@dataclass(frozen=True)
+class Options:
+    """See `launch` for what each one means."""
+
+    world_size: int
+    backend: str = "auto"
+    timeout: float = 60.0
+    deadline: float | None = None
+    show: str = "live"
+    threads: int = 1
+    env: Mapping[str, str] | None = None
+    start: str = "auto"
+
+    def __post_init__(self) -> None:
+        _count("world_size", self.world_size, "the number of ranks")
+        _count("threads", self.threads, "the torch threads of each rank")
+        _seconds("timeout", self.timeout)
+        if self.deadline is not None:
+            _seconds("deadline", self.deadline)
+        for name, value, known in (
+            ("backend", self.backend, BACKENDS),
+            ("show", self.show, SHOW),
+            ("start", self.start, STARTS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
+        if self.env is not None and not (
+            isinstance(self.env, Mapping)
+            and all(isinstance(text, str) for pair in self.env.items() for text in pair)
+        ):
+            raise TypeError(f"env: expected a dict of strings to strings, got {self.env!r}; write numbers as strings")
+
+
+def _count(name: str, value: Any, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected a whole number ({what}), got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name}: expected at least 1 ({what}), got {value}")
+
+
+def _seconds(name: str, value: Any) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected seconds as a number, got {value!r}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}: expected a positive, finite number of seconds, got {value}")
+
+
+def check_call(fn: Any, args: tuple) -> None:
+    """Whether `fn(comm, *args)` can be called at all; a mistake here should not cost a launch."""
+    if not callable(fn):
+        raise TypeError(f"fn: expected a function that takes a Communicator first, got {type(fn).__name__} {fn!r:.60}")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind("comm", *args)
+    except TypeError as error:
+        name = _name(fn)
+        raise TypeError(
+            f"{name}{signature} cannot be called as {name}(comm, *args) with {len(args)} arguments after comm: {error}. "
+            "Each rank calls the function with its Communicator first, then the arguments you gave."
+        ) from None
+
+
+def _name(fn: Callable) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)

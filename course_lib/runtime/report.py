@@ -1,0 +1,246 @@
+"""From what the ranks wrote down to sentences: who caused it, who only waits, and what does not match."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from dataclasses import dataclass
+
+from course_lib.comm.board import Board, Entered, Wait
+from course_lib.runtime.errors import (
+    Failure,
+    Frame,
+    RankError,
+    RanksHung,
+    grouped,
+    place,
+    ranks_text,
+    users_part,
+)
+
+# A rank that says this has usually only noticed that another one is gone.
+_CONSEQUENCE = re.compile(
+    r"connection (closed|reset|refused)|closed by peer|broken pipe|remote process|store .*(closed|shut ?down)"
+    r"|failed to (recv|send)|recvValue|ncclRemoteError|socket (closed|error)|no longer reachable",
+    re.IGNORECASE,
+)
+_TIMEOUT = re.compile(r"timed out waiting \d+ ?ms|wait timeout|timeout caused pair closure|operation timeout", re.I)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+
+
+def is_consequence(failure: Failure) -> bool:
+    return failure.status is None and bool(_CONSEQUENCE.search(failure.exc_message))
+
+
+def is_timeout(failure: Failure) -> bool:
+    """Torch's own limit ran out (see `worker._connect`): a hang that the board did not show."""
+    torchs = failure.exc_type in ("RuntimeError", "DistBackendError", "DistNetworkError")
+    return torchs and bool(_TIMEOUT.search(failure.exc_message))
+
+
+def first_cause(failures: list[Failure]) -> Failure:
+    """The failure to report: a death or an exception of its own before a consequence; then the earliest."""
+    ranked = sorted(failures, key=lambda failure: (is_consequence(failure), is_timeout(failure), failure.at))
+    same = [f for f in failures if (f.exc_type, f.exc_message) == (ranked[0].exc_type, ranked[0].exc_message)]
+    return min(same, key=lambda failure: failure.rank)
+
+
+def parse_stack(text: str) -> list[Frame]:
+    """faulthandler's text -> the main thread's frames, outermost first, without the course's own start-up."""
+    threads = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)
+    for thread in threads:
+        found = [match.groups() for match in map(_FRAME.match, thread.splitlines()) if match]
+        if any(file.endswith(os.path.join("runtime", "worker.py")) for file, _, _ in found):
+            frames = [Frame(f, int(n), fn, linecache.getline(f, int(n)).strip()) for f, n, fn in found]
+            inner = [not frame.file.endswith(("worker.py", "forkserver.py")) for frame in frames]
+            return [frame for frame, keep in zip(frames, inner, strict=True) if keep][::-1]
+    return []
+
+
+@dataclass
+class Standing:
+    """Where one rank stands: what the launcher knows of it, and what it wrote on the board."""
+
+    state: str  # "starting", "running", "done", "failed", "dead"
+    waits: list[Wait]
+    collectives: list[Entered]  # of this run, newest first
+
+    @classmethod
+    def of(cls, board: Board, rank: int, state: str, run_began: float) -> Standing:
+        entries = [entry for entry in board.collectives(rank) if entry.start >= run_began]
+        return cls(state, board.waits(rank), entries)
+
+    @property
+    def inside(self) -> Entered | None:
+        """The collective this rank is in now."""
+        return next((entry for entry in self.collectives if entry.end == 0.0), None)
+
+    def text(self) -> str:
+        """What the rank is: for example "waiting in all_reduce of 4 x float32 (collective 3)"."""
+        last = self.collectives[0] if self.collectives else None
+        after = f", after {last.op} (collective {last.number})" if last else "; it entered no collective"
+        known = {
+            "starting": "starting",
+            "failed": "lost: it failed",
+            "dead": "lost: its process ended",
+            "done": f"finished: its function returned{after}",
+            "inside torch": f"waiting in a communication that torch started by itself (in backward, for example){after}",
+        }
+        if self.state in known:
+            return known[self.state]
+        entry, wait = self.inside, self.waits[0] if self.waits else None
+        part = ""
+        if wait is not None and (entry is None or wait.op not in entry.op):
+            part = wait.op if wait.peer is None else f"{wait.op} with rank {wait.peer}"
+        if entry is not None:
+            where = f"{entry.what} (collective {entry.number})"
+            return f"waiting in {where}{', in ' + part if part else ''}" if wait else f"computing inside {where}"
+        return f"waiting in {part}" if wait else f"computing{after}"
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.state == "inside torch" or bool(self.waits)
+
+
+def rank_error(
+    failures: list[Failure], standings: dict[int, Standing], outputs: dict[int, str], world_size: int
+) -> RankError:
+    """The error for a launch in which `failures` happened; the other ranks' standings say who only waited."""
+    cause = first_cause(failures)
+    died = cause.status is not None
+    if died:
+        code = os.waitstatus_to_exitcode(cause.status or 0)
+        head = f"rank {cause.rank} of {world_size} {_ending(code)}"
+    else:
+        code = None
+        head = f"rank {cause.rank} of {world_size} raised {cause.exc_type}: {cause.exc_message}"
+    lines = [head, ""]
+    if cause.frames:
+        lines.append("Where it was (most recent call last):" if died else "Traceback (most recent call last):")
+        lines += [str(frame) for frame in users_part(cause.frames)]
+        lines += [] if died else [f"{cause.exc_type}: {cause.exc_message}"]
+        lines.append("")
+    if died:
+        last = outputs[cause.rank].rstrip("\n").splitlines()[-6:]
+        lines += ["Its last lines of output:", *[f"  {line}" for line in last], ""] if last else []
+    lines += _others(cause, failures, standings)
+    return RankError(
+        "\n".join(lines).rstrip(),
+        rank=cause.rank,
+        exc_type=cause.exc_type,
+        exc_message=cause.exc_message or _ending(code or 0),
+        traceback=cause.traceback,
+        exitcode=code,
+        output=outputs[cause.rank],
+    )
+
+
+def _ending(code: int) -> str:
+    import signal
+
+    if code >= 0:
+        return f"ended with exit code {code} before its function returned"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    hint = {"SIGKILL": "; something killed it, perhaps for lack of memory", "SIGSEGV": "; C code crashed"}
+    return f"was ended by signal {-code} ({name}{hint.get(name, '')})"
+
+
+def _others(cause: Failure, failures: list[Failure], standings: dict[int, Standing]) -> list[str]:
+    texts = {}
+    for rank, standing in standings.items():
+        own = next((failure for failure in failures if failure.rank == rank), None)
+        if rank == cause.rank:
+            continue
+        if own is None:
+            texts[rank] = standing.text()
+            if standing.is_waiting:
+                texts[rank] += "; only a victim"
+        elif (own.exc_type, own.exc_message) == (cause.exc_type, cause.exc_message):
+            texts[rank] = "raised the same"
+        elif is_consequence(own):
+            texts[rank] = "disconnected when that rank was gone; only a victim"
+        else:
+            texts[rank] = f"raised {own.exc_type}: {own.exc_message}" if own.exc_type else "ended as well"
+    if not texts:
+        return []
+    lines = [f"  {ranks_text(ranks)}: {text}" for text, ranks in grouped(texts)]
+    return ["The other ranks, which have been ended:", *lines]
+
+
+def ranks_hung(
+    reason: str, standings: dict[int, Standing], stacks: dict[int, list[Frame]], overdue: list[int]
+) -> RanksHung:
+    """The error for ranks that wait for ever. `reason` says which limit was passed; `overdue` ranks passed it."""
+    texts = {rank: standing.text() for rank, standing in standings.items()}
+    sentence = mismatch(standings, overdue)
+    lines = [reason, sentence, ""]
+    lines += [f"  {ranks_text(ranks)}: {text}" for text, ranks in grouped(texts)]
+    where = {}
+    for rank, frames in stacks.items():
+        mine = users_part(frames)
+        where[rank] = "\n".join(f"  {line}" for frame in mine for line in str(frame).splitlines())
+    lines += ["", "Where they stand (most recent call last):"]
+    for text, ranks in grouped(where):
+        lines += [f"  {ranks_text(ranks)}:", text or "      no Python stack: it has returned or is gone"]
+    whole = ["".join(f"{place(f.file, f.line)}, in {f.function}\n" for f in stacks[r]) for r in sorted(stacks)]
+    return RanksHung("\n".join(lines), sentence, [texts[rank] for rank in sorted(texts)], whole)
+
+
+def mismatch(standings: dict[int, Standing], overdue: list[int]) -> str:
+    """One sentence: what does not match."""
+    return (
+        _different_collectives(standings)
+        or _absent(standings, overdue)
+        or _circle(standings)
+        or "No mismatch of collectives can be seen: look at where each rank stands."
+    )
+
+
+def _different_collectives(standings: dict[int, Standing]) -> str | None:
+    waiting = {rank: s.inside for rank, s in standings.items() if s.inside and s.waits}
+    for group in {entry.group for entry in waiting.values() if entry}:
+        members = {rank: entry for rank, entry in waiting.items() if entry and entry.group == group}
+        numbers = {entry.number for entry in members.values()}
+        what = {rank: entry.what for rank, entry in members.items()}
+        if len(numbers) == 1 and len(set(what.values())) > 1:
+            parts = [f"{ranks_text(ranks)} called {text}" for text, ranks in grouped(what)]
+            return f"What does not match: as collective {numbers.pop()}, {', but '.join(parts)}."
+        if len(numbers) > 1:
+            behind = {rank: f"{entry.what} (number {entry.number})" for rank, entry in members.items()}
+            parts = [f"{ranks_text(ranks)} in {text}" for text, ranks in grouped(behind)]
+            return f"What does not match: the ranks are in different collectives: {', '.join(parts)}."
+    return None
+
+
+def _absent(standings: dict[int, Standing], overdue: list[int]) -> str | None:
+    """Ranks that the others wait for: returned early, or computing, or elsewhere."""
+    waiters = [rank for rank in overdue if standings[rank].inside] or overdue
+    if not waiters:
+        return None
+    missing = [r for r, s in standings.items() if r not in waiters and not (s.inside and s.is_waiting)]
+    if not standings[waiters[0]].inside:
+        peers = {wait.peer for rank in waiters for wait in standings[rank].waits if wait.peer is not None}
+        missing = [rank for rank in missing if rank in peers or not peers]
+    if not missing:
+        return None
+    waiting = [_are(ranks, text) for text, ranks in grouped({rank: standings[rank].text() for rank in waiters})]
+    rest = [_are(ranks, text) for text, ranks in grouped({rank: standings[rank].text() for rank in missing})]
+    return f"What does not match: {', '.join(waiting)}, but {', '.join(rest)}."
+
+
+def _are(ranks: list[int], text: str) -> str:
+    return f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} {text}"
+
+
+def _circle(standings: dict[int, Standing]) -> str | None:
+    """Point-to-point waits: who waits for whom."""
+    pairs = [
+        f"rank {rank} waits in {s.waits[0].op} with rank {s.waits[0].peer}"
+        for rank, s in standings.items()
+        if s.waits and s.waits[0].peer is not None
+    ]
+    return f"What does not match: {', and '.join(pairs)}." if len(pairs) > 1 else None

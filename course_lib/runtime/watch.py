@@ -1,0 +1,80 @@
+"""Make plain `torch.distributed` calls visible on the board, so that a hang in them is reported like any other.
+
+Only Python-level calls can be seen. What torch starts from C++ (its DDP's all_reduce during backward) is bounded by the
+process group's own timeout instead; the launcher reads that error as a hang.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.comm.board import Board
+
+_SAME_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+_COLLECTIVES = (
+    *_SAME_SIZES,
+    *("all_gather_single", "reduce_scatter_single", "all_gather", "reduce_scatter", "all_to_all"),
+    *("all_to_all_single", "gather", "scatter", "barrier", "monitored_barrier", "all_gather_object"),
+    *("broadcast_object_list", "gather_object", "scatter_object_list"),
+)
+
+
+def watch_torch(board: Board) -> None:
+    """Wrap the functions of `torch.distributed` in this process; they do the same as before."""
+    for name in _COLLECTIVES:
+        if hasattr(dist, name):
+            _replace(name, _collective(getattr(dist, name), name, board))
+    for name in ("send", "recv"):
+        _replace(name, _point_to_point(getattr(dist, name), name, board))
+    wait = dist.Work.wait
+
+    @functools.wraps(wait)
+    def watched_wait(*args: Any, **kwargs: Any) -> Any:
+        with board.wait("wait()"):
+            return wait(*args, **kwargs)
+
+    dist.Work.wait = watched_wait
+
+
+def _replace(name: str, watched: Callable) -> None:
+    for module in (dist, dist.distributed_c10d):
+        if hasattr(module, name):
+            setattr(module, name, watched)
+
+
+def _collective(function: Callable, name: str, board: Board) -> Callable:
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        ranks = _group_ranks(args, kwargs)
+        if board.rank not in ranks:
+            return function(*args, **kwargs)
+        signature = _signature(args, kwargs) if name in _SAME_SIZES else ""
+        with board.collective(name, ranks, signature), board.wait(name):
+            return function(*args, **kwargs)
+
+    return watched
+
+
+def _point_to_point(function: Callable, name: str, board: Board) -> Callable:
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        peer = args[1] if len(args) > 1 else kwargs.get("dst", kwargs.get("src"))
+        with board.wait(name, peer if isinstance(peer, int) else None):
+            return function(*args, **kwargs)
+
+    return watched
+
+
+def _group_ranks(args: tuple, kwargs: dict) -> list[int]:
+    groups = [value for value in (*args, kwargs.get("group")) if isinstance(value, dist.ProcessGroup)]
+    return dist.get_process_group_ranks(groups[0] if groups else dist.group.WORLD)
+
+
+def _signature(args: tuple, kwargs: dict) -> str:
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    return f"{tensors[0].numel()} x {str(tensors[0].dtype).removeprefix('torch.')}" if tensors else ""

@@ -1,0 +1,160 @@
+"""What a rank does: connect to the others, run the functions it is handed, report, and wait until it may end.
+
+It speaks with the launcher over one channel. From the rank: "hello", "ready", "progress", "done", "failed"; to the
+rank: "connect", "run", "bye". A rank that has finished or failed stays alive and connected until the launcher ends it:
+a closed connection would look to its peers like a fault of its own, and hide the first cause.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import faulthandler
+import linecache
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.comm.board import Board
+from course_lib.comm.communicator import Communicator
+from course_lib.runtime.errors import Frame
+from course_lib.runtime.pickling import pack_result, unpack_task
+from course_lib.runtime.watch import watch_torch
+
+_CONNECT_S = 60.0
+
+
+def main(channel: Connection, board_fd: int, stacks_fd: int, setup: dict[str, Any]) -> None:
+    """Serve until the launcher says "bye" or is gone. `setup`: see `team.Team`."""
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    stacks = os.fdopen(stacks_fd, "w")
+    faulthandler.enable(stacks)  # a crash in C leaves its Python stack
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)  # the launcher asks where a rank stands
+    board = Board(board_fd, setup["world_size"], setup["rank"])
+    try:
+        comm = _connect(channel, board, setup)
+        watch_torch(board)
+    except BaseException as error:
+        _say(channel, "failed", _failure(error))
+    while True:
+        try:
+            kind, *content = channel.recv()
+        except (EOFError, OSError):
+            return
+        if kind == "bye":
+            if comm.backend == "nccl":
+                dist.destroy_process_group()
+            return
+        _run(channel, comm, board, *content)
+
+
+def _say(channel: Connection, *message: Any) -> None:
+    try:
+        channel.send_bytes(pickle.dumps(message))
+    except OSError:
+        os._exit(1)  # the launcher is gone
+
+
+def _connect(channel: Connection, board: Board, setup: dict[str, Any]) -> Communicator:
+    torch.set_num_threads(setup["threads"])
+    rank, world_size = setup["rank"], setup["world_size"]
+    backend, device = _backend(setup)
+    patience = datetime.timedelta(seconds=max(setup["timeout"], _CONNECT_S))
+    store, port = None, None
+    if rank == 0:  # the others connect to rank 0's store, on whatever port was free
+        store = dist.TCPStore(setup["address"], 0, world_size, True, patience, wait_for_workers=False)
+        port = store.port
+    _say(channel, "hello", os.getpid(), port)
+    _, port = channel.recv()
+    os.environ |= {"MASTER_ADDR": setup["address"], "MASTER_PORT": str(port)}
+    with board.wait("connecting"):
+        store = store or dist.TCPStore(setup["address"], port, world_size, False, patience)
+        options = {"device_id": device} if backend == "nccl" else {}
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience, **options)
+        dist.barrier()
+    # The launcher watches the waits it can see; torch's own limit catches the others a moment later.
+    timeout = datetime.timedelta(seconds=setup["timeout"] + 1.0)
+    set_timeout = getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)  # public since torch 2.14
+    set_timeout(timeout, dist.group.WORLD)
+    comm = Communicator(device=device, board=board, host_of=setup["host_of"])
+    comm._report = lambda message: _say(channel, "progress", message)
+    _say(channel, "ready", backend, str(device), torch.cuda.device_count())
+    return comm
+
+
+def _backend(setup: dict[str, Any]) -> tuple[str, torch.device]:
+    backend, local_rank, needed = setup["backend"], setup["local_rank"], setup["local_world_size"]
+    enough = torch.cuda.device_count() >= needed and dist.is_nccl_available()
+    if backend == "auto":
+        backend = "nccl" if enough else "gloo"
+    if backend != "nccl":
+        return backend, torch.device("cpu")
+    if not enough:
+        raise ValueError(
+            f'backend="nccl" needs a GPU for each of the {needed} ranks on this host; torch finds '
+            f'{torch.cuda.device_count()}. Use backend="gloo", or fewer ranks.'
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return backend, device
+
+
+def _run(
+    channel: Connection, comm: Communicator, board: Board, run: int, t0: float, payload: bytes, sources: dict[str, str]
+) -> None:
+    board.begin_run(run)
+    comm.begin_run(t0)
+    try:
+        fn, args = unpack_task(payload, sources)
+        del payload
+        _say(channel, "running")
+        value = _call(fn, comm, args)
+        ended = time.monotonic()
+        if comm.device.type == "cuda":
+            torch.cuda.synchronize()
+        result = pack_result(value)
+        _flush()
+        _say(channel, "done", ended, comm.ledger, comm.trace)
+        channel.send_bytes(result)
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the function did not return
+        _flush()
+        _say(channel, "failed", _failure(error))
+
+
+def _call(fn: Callable, comm: Communicator, args: tuple) -> Any:
+    return fn(comm, *args)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # what C code printed
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    """The exception as plain data, without this module's own frames."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
+        tb = tb.tb_next
+    frames = [
+        Frame(file, line or 0, function, linecache.getline(file, line or 0).strip())
+        for file, line, function, _ in traceback.extract_tb(tb)
+    ]
+    return {
+        "exc_type": type(error).__qualname__,
+        "exc_message": str(error),
+        "frames": [asdict(frame) for frame in frames],
+        "traceback": "".join(traceback.format_exception(type(error), error, tb)),
+        "at": time.monotonic(),
+    }
