@@ -1,0 +1,25 @@
+"""The figures of the course. Each function takes plain data and returns a figure, which a cell can show."""
+
+from course_lib.classroom.plots.cluster import draw_cluster
+from course_lib.classroom.plots.costs import crossovers, plot_alpha_beta, plot_bytes_per_rank, plot_costs
+from course_lib.classroom.plots.rings import plot_ring_step, plot_ring_steps
+from course_lib.classroom.plots.style import RANK_COLORS, CourseFigure, rank_color, rank_hatch, to_png
+from course_lib.classroom.plots.timeline import plot_trace
+from course_lib.classroom.tables import show_table
+
+__all__ = [
+    "RANK_COLORS",
+    "CourseFigure",
+    "crossovers",
+    "draw_cluster",
+    "plot_alpha_beta",
+    "plot_bytes_per_rank",
+    "plot_costs",
+    "plot_ring_step",
+    "plot_ring_steps",
+    "plot_trace",
+    "rank_color",
+    "rank_hatch",
+    "show_table",
+    "to_png",
+]
