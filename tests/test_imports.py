@@ -43,7 +43,7 @@ Import = tuple[str, int]
 
 
 def imports(path: Path, module: str) -> Iterator[Import]:
-    """Everything that the file imports, a.b for `from a import b`; `module`: its name, for relative imports."""
+    """Everything the file imports, a.b for `from a import b`; `module`: its name, for relative imports."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Small rooms: modules and functions that can be read at one sitting. And no file holds one machine's paths."""
+"""Small rooms: modules and functions to be read at one sitting. And no file holds one machine's paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = sorted((ROOT / "course_lib").rglob("*.py"))
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """(place and name, lines) of each function. Its docstring is a contract, may be long, and is not counted."""
+    """(place and name, lines) of each function. A docstring is a contract, may be long, is not counted."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
