@@ -89,9 +89,8 @@ class Communicator(Messenger):
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0, async_op: bool = False) -> Handle | None:
         """Copy rank `root`'s `tensor` into every rank's, in place."""
-        self._check_tensor("broadcast(tensor)", tensor)
-        if root != self.rank:
-            self._check_peer("broadcast(root)", root)
+        self.check_tensor("broadcast(tensor)", tensor)
+        self.check_root("broadcast(root)", root)
         dense = tensor.contiguous()
         call = lambda: dist.broadcast(dense, group=self.group, group_src=root, async_op=True)
         sizes = (self.world_size, tensor.numel(), tensor.element_size())
@@ -103,8 +102,8 @@ class Communicator(Messenger):
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = SUM, async_op: bool = False) -> Handle | None:
         """Reduce `tensor` over all ranks, in place; all get the result. `op`: "sum", "avg", "max", "min", "product"."""
-        self._check_tensor("all_reduce(tensor)", tensor)
-        name, dense = check_op(op, tensor.dtype), tensor.contiguous()
+        self.check_tensor("all_reduce(tensor)", tensor)
+        name, dense = check_op(op, tensor), tensor.contiguous()
         call = lambda: dist.all_reduce(dense, self._torch_op(name), self.group, async_op=True)
         counts = traffic.ring_all_reduce_bytes(self.world_size, tensor.numel(), tensor.element_size())[
             self.rank
@@ -117,10 +116,10 @@ class Communicator(Messenger):
         self, out: torch.Tensor, tensor: torch.Tensor, op: Any = SUM, async_op: bool = False
     ) -> Handle | None:
         """Reduce `tensor`, world_size chunks long, over all ranks; rank r gets chunk r in `out`."""
-        self._check_tensor("reduce_scatter(out)", out)
-        self._check_tensor("reduce_scatter(tensor)", tensor)
+        self.check_tensor("reduce_scatter(out)", out)
+        self.check_tensor("reduce_scatter(tensor)", tensor)
         self._check_chunks("reduce_scatter(out, tensor)", whole=tensor, chunk=out)
-        name, dense, whole = check_op(op, tensor.dtype), out.contiguous(), tensor.contiguous()
+        name, dense, whole = check_op(op, tensor), out.contiguous(), tensor.contiguous()
         flat = (dense.view(-1), whole.view(-1))
         call = lambda: _reduce_scatter(*flat, self._torch_op(name), self.group, async_op=True)
         counts = traffic.ring_reduce_scatter_bytes(self.world_size, whole.numel(), whole.element_size())[
@@ -132,8 +131,8 @@ class Communicator(Messenger):
 
     def all_gather(self, out: torch.Tensor, tensor: torch.Tensor, async_op: bool = False) -> Handle | None:
         """Every rank gives `tensor`; all get them side by side, in rank order, in `out`, world_size times as long."""
-        self._check_tensor("all_gather(out)", out)
-        self._check_tensor("all_gather(tensor)", tensor)
+        self.check_tensor("all_gather(out)", out)
+        self.check_tensor("all_gather(tensor)", tensor)
         self._check_chunks("all_gather(out, tensor)", whole=out, chunk=tensor)
         dense, chunk = out.contiguous(), tensor.contiguous()
         call = lambda: _all_gather(dense.view(-1), chunk.view(-1), self.group, async_op=True)

@@ -79,6 +79,7 @@ class Messenger:
         self.board: Board | NullBoard = NullBoard() if board is None else board
         self.ledger = Ledger() if ledger is None else ledger
         self.trace = Trace() if trace is None else trace
+        self._scratch = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     @property
     def global_rank(self) -> int:
@@ -91,14 +92,14 @@ class Messenger:
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send `tensor` to rank `to`. Returns when it may be changed again."""
-        self._check_tensor("send(tensor)", tensor)
-        self._check_peer("send(to)", to)
+        self.check_tensor("send(tensor)", tensor)
+        self.check_peer("send(to)", to)
         self._transfer("send", sends=[(tensor, to)]).wait()
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
         """Fill `tensor` with what rank `source` sends. Its length and dtype must be the sender's."""
-        self._check_tensor("recv(tensor)", tensor)
-        self._check_peer("recv(source)", source)
+        self.check_tensor("recv(tensor)", tensor)
+        self.check_peer("recv(source)", source)
         self._transfer("recv", receives=[(tensor, source)]).wait()
 
     def exchange(
@@ -109,10 +110,10 @@ class Messenger:
         Both go out as one batch, so that no order of ranks can deadlock, whatever the backend. With `async_op=True` it
         returns a handle at once; wait on it before you read `recv` or change `send`.
         """
-        self._check_tensor("exchange(send)", send)
-        self._check_tensor("exchange(recv)", recv)
-        self._check_peer("exchange(to)", to)
-        self._check_peer("exchange(source)", source)
+        self.check_tensor("exchange(send)", send)
+        self.check_tensor("exchange(recv)", recv)
+        self.check_peer("exchange(to)", to)
+        self.check_peer("exchange(source)", source)
         handle = self._transfer("exchange", sends=[(send, to)], receives=[(recv, source)])
         if async_op:
             return handle
@@ -145,7 +146,7 @@ class Messenger:
         operations = [dist.P2POp(call, tensor, group=self.group, group_peer=p) for call, tensor, p in batch]
         return dist.batch_isend_irecv(operations)
 
-    def _check_tensor(self, argument: str, tensor: Any) -> None:
+    def check_tensor(self, argument: str, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
                 f"rank {self.global_rank}: {argument}: expected a tensor, got {type(tensor).__name__}"
@@ -157,7 +158,7 @@ class Messenger:
                 f"got one on {tensor.device}; move it with tensor.to(comm.device)"
             )
 
-    def _check_peer(self, argument: str, peer: Any) -> None:
+    def check_peer(self, argument: str, peer: Any) -> None:
         where = f"rank {self.global_rank}: {argument}: "
         if not isinstance(peer, int) or not 0 <= peer < self.world_size:
             raise ValueError(
@@ -165,6 +166,17 @@ class Messenger:
             )
         if peer == self.rank:
             raise ValueError(f"{where}expected another rank, got {peer}, which is this rank itself")
+
+    def check_root(self, argument: str, root: Any) -> None:
+        if root != self.rank:
+            self.check_peer(argument, root)
+
+    def scratch(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """`length` elements to receive into, kept from call to call: fresh memory costs a page fault every 4 KiB."""
+        needed = length * dtype.itemsize
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8, device=self.device)
+        return self._scratch[:needed].view(dtype)
 
 
 def nbytes(tensor: torch.Tensor) -> int:

@@ -41,16 +41,25 @@ def torch_op(name: str) -> Any:
     return getattr(dist.ReduceOp, name.upper())
 
 
-def check_op(op: Any, dtype: torch.dtype) -> str:
-    """The name of `op`, after making sure that it means something for `dtype`."""
+def check_op(op: Any, tensor: torch.Tensor) -> str:
+    """The name of `op`, after making sure that it means something for `tensor`'s dtype."""
     name = op_name(op)
-    if name == AVG and not dtype.is_floating_point:
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"tensor: expected one of {', '.join(map(str, DTYPES))}, got {tensor.dtype}")
+    if name == AVG and not tensor.is_floating_point():
         raise ValueError(
-            f"op: the average of {dtype} values is no {dtype}; reduce with 'sum' and divide in floating point"
+            f"op: the average of {tensor.dtype} values is not {tensor.dtype}; "
+            "sum them and divide in floating point, or convert the tensor first"
         )
     return name
 
 
-def accumulate_(into: torch.Tensor, part: torch.Tensor, name: str) -> None:
-    """`into = into op part`, element by element, without allocating."""
-    _FUNCTIONS[name](into, part, out=into)
+def combine(name: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """`out = a op b`, element by element, without allocating; `out` may be one of them."""
+    _FUNCTIONS[name](a, b, out=out)
+
+
+def average_(name: str, total: torch.Tensor, n: int) -> None:
+    """Where the division of AVG happens: `total` of `n` ranks, in place. Other reductions leave it alone."""
+    if name == AVG:
+        total.div_(n)

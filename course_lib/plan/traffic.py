@@ -108,19 +108,17 @@ def ring_all_reduce_bytes(world_size: int, length: int, itemsize: int = 4) -> li
     return _sum_bytes(ring_reduce_scatter_bytes(*sizes), ring_all_gather_bytes(*sizes))
 
 
-def num_segments(world_size: int, length: int, itemsize: int = 4, segment_bytes: int = SEGMENT_BYTES) -> int:
-    """m: the longest chunk in segments of at most `segment_bytes`; 1 for a small or empty tensor, the same on all ranks."""
-    longest = chunk_sizes(_checked(world_size, length, itemsize), world_size)[0]
-    segment = max(1, segment_bytes // itemsize)
-    return max(1, -(-longest // segment))
+def num_segments(chunk_length: int, itemsize: int = 4, segment_bytes: int = SEGMENT_BYTES) -> int:
+    """m: segments of at most `segment_bytes` in the longest chunk; 1 for a short or empty one. All ranks use the same m."""
+    return max(1, -(-chunk_length // max(1, segment_bytes // itemsize)))
 
 
 def ring_reduce_scatter_messages(
     world_size: int, length: int = 0, itemsize: int = 4, segment_bytes: int = SEGMENT_BYTES
 ) -> list[int]:
     """N-1 steps of m messages."""
-    segments = num_segments(world_size, length, itemsize, segment_bytes)
-    return [(world_size - 1) * segments] * world_size
+    longest = chunk_sizes(_checked(world_size, length, itemsize), world_size)[0]
+    return [(world_size - 1) * num_segments(longest, itemsize, segment_bytes)] * world_size
 
 
 def ring_all_gather_messages(
