@@ -94,11 +94,9 @@ def label(contributions: Iterable[int], num_ranks: int) -> str:
     ranks = sorted(contributions)
     if len(ranks) == num_ranks:
         return "sum" if num_ranks > 1 else str(ranks[0])
-    return (
-        "+".join(map(str, ranks))
-        if len(ranks) <= (3 if num_ranks <= 5 else 2)
-        else f"{len(ranks)}/{num_ranks}"
-    )
+    if len(ranks) > (3 if num_ranks <= 4 else 2):
+        return f"{len(ranks)}/{num_ranks}"
+    return "+".join(map(str, ranks))
 
 
 def replay_ring(ledgers: Sequence[Iterable[LedgerRow]], chunk_bytes: Sequence[int]) -> Replay:

@@ -55,10 +55,8 @@ def plot_alpha_beta(
     style.seconds_axis(axes.yaxis)
     axes.grid(True)
     axes.legend(loc="upper left")
-    axes.set_title(
-        title or f"Up to {format_bytes(half)} a message costs mostly its start-up, above mostly its bytes",
-        fontsize=13,
-    )
+    finding = f"Up to {format_bytes(half)} a message costs mostly its start-up, above mostly its bytes"
+    style.heading(figure, title or finding)
     return figure
 
 
@@ -96,9 +94,9 @@ def plot_costs(
     """Predicted time of each algorithm over the tensor's size (lines), measured times (points), who wins
     where.
 
-    sizes_bytes: increasing. predicted: name -> seconds, one for each size. measured: name -> (bytes, seconds) of
-    each measurement, for names in predicted. A crossover is where the fastest prediction changes; it is marked
-    and named in the title.
+    sizes_bytes: increasing. predicted: name -> seconds, one for each size. measured: name -> (bytes, seconds)
+    of each measurement, for names in predicted. A crossover is where the fastest prediction changes; it is
+    marked and named in the title.
     """
     figure = style.new_figure(8.2, 4.8)
     axes = figure.add_subplot()
@@ -124,15 +122,15 @@ def plot_costs(
     style.seconds_axis(axes.yaxis)
     axes.grid(True)
     axes.legend(loc="upper left")
-    axes.set_title(title or _who_wins(winners, bool(measured)), fontsize=13)
+    style.heading(figure, title or _who_wins(winners, bool(measured)))
     return figure
 
 
 def crossovers(
     sizes_bytes: Sequence[float], seconds: Mapping[str, Sequence[float]]
 ) -> list[tuple[float, str, str]]:
-    """Who is fastest from which size on: (size, who was fastest below, who is from here). The first entry is the
-    smallest size.
+    """Who is fastest from which size on: (size, who was fastest below, who is from here). The first entry is
+    the smallest size.
 
     Between two sizes the lines are taken as straight in the log-log plane. Of equals, the first named wins.
     """

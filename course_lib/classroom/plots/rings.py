@@ -19,33 +19,32 @@ _SUM = style.RANK_COLORS[0]
 _MOVE = style.RANK_COLORS[6]
 _ARROW = {"arrowstyle": "-|>", "color": _MOVE, "linewidth": 2.0}
 _CELL = 0.76  # width of a cell; a column is 1 wide, and the arrows run in the gap
-_LEFT = 0.72  # from the edge of the picture to the middle of the first column
+_LEGEND = "0+1: what ranks 0 and 1 had, added · sum: of all ranks · red: a chunk moves to the next rank"
+_SHORT = " · 3/{size}: of 3 ranks"
+_LEFT = 0.74  # from the edge of the picture to the middle of the first column
 
 
 @style.styled
 def plot_ring_steps(replay: Replay, *, title: str | None = None) -> Figure:
     """All steps of a ring all-reduce: what each rank holds after each step, and which chunk moved where.
 
-    Up to 5 ranks: a row for the start and the reduce-scatter, a row for the all-gather below it.
+    Up to 5 ranks: a row for the start and the reduce-scatter, below it a row for the all-gather.
     """
     size = replay.num_ranks
-    panels: list[Step | None] = list(replay.steps)
-    if size > 1:  # None: the legend
-        panels.insert(size if size <= 5 else len(panels), None)
     columns = size if size <= 5 else 3
-    rows = math.ceil(len(panels) / columns)
-    panel_width = (0.58 if size <= 5 else 0.46) * size + 0.35
-    figure = style.new_figure(max(columns * panel_width, 6.4), rows * (0.36 * size + 0.9) + 0.5)
+    rows = math.ceil(len(replay.steps) / columns)
+    panel = max(2.4, 6.6 / columns, (0.62 if size <= 5 else 0.46) * size + 0.2)  # room for the titles
+    figure = style.new_figure(columns * panel + 0.6, rows * (0.36 * size + 0.9) + 0.7)
     grid = figure.subplots(rows, columns, squeeze=False)
-    for axes in grid.flat:
-        axes.axis("off")
-    for axes, step in zip(grid.flat, panels, strict=False):
-        if step is None:
-            _draw_legend(axes)
+    for number, axes in enumerate(grid.flat):
+        if number < len(replay.steps):
+            _draw_held(axes, replay, replay.steps[number], named=number % columns == 0)
+            _title_over_cells(axes, size, _step_title(replay.steps[number]))
         else:
-            axes.axis("on")
-            _draw_held(axes, replay, step)
-            _title_over_cells(axes, size, _step_title(step))
+            axes.axis("off")
+    if size > 1:
+        legend = _LEGEND + (_SHORT.format(size=size) if size > 4 else "")
+        figure.supxlabel(legend, fontsize=10.5, x=0.01, ha="left", color=style.INK)
     style.heading(figure, title or _finding(replay))
     return figure
 
@@ -71,7 +70,7 @@ def plot_ring_step(replay: Replay, step: int, *, title: str | None = None) -> Fi
     return figure
 
 
-def _draw_held(axes, replay: Replay, step: Step, fontsize: float = 9) -> None:
+def _draw_held(axes, replay: Replay, step: Step, fontsize: float = 9, named: bool = True) -> None:
     """A column for each rank, a row for each chunk; in a cell the ranks whose values are in."""
     size = replay.num_ranks
     arrived = {(move.to, move.chunk) for move in step.moves}
@@ -82,15 +81,15 @@ def _draw_held(axes, replay: Replay, step: Step, fontsize: float = 9) -> None:
             complete = replay.is_sum(step.number, rank, chunk)
             fill = _SUM if complete else to_hex(_PARTIAL((len(held) - 1) / max(size - 2, 1)))
             edge = (_MOVE, 2.4) if (rank, chunk) in arrived else (style.GREY, 0.8)
-            _draw_cell(axes, rank, chunk, label(held, size), fill, fontsize, edge)
+            text = label(held, size)
+            _draw_cell(axes, rank, chunk, text, fill, fontsize - (len(text) > 3), edge)
     for move in step.moves:
         _draw_move(axes, move.source, move.to, move.chunk)
     axes.set(xlim=(-_LEFT, size - 1 + _LEFT), ylim=(size - 0.5, -1.5))
-    axes.set_yticks(
-        [-1.05, *range(size)], ["rank", *(f"chunk {chunk}" for chunk in range(size))], fontsize=fontsize
-    )
+    names = ["rank", *(f"chunk {chunk}" for chunk in range(size))]
+    axes.set_yticks([-1.05, *range(size)] if named else [], names if named else [], fontsize=fontsize)
     axes.set_xticks([])
-    axes.tick_params(length=0, pad=1)
+    axes.tick_params(length=0, pad=3)
     axes.spines[:].set_visible(False)
 
 
@@ -153,20 +152,6 @@ def _draw_arc(axes, source: float, to: float, small: bool, size: int) -> None:
     look = {**_ARROW, "connectionstyle": f"arc3,rad={-0.35 if size == 2 else -0.2}", "mutation_scale": 16}
     shrink = 16 if small else 24
     axes.annotate("", end, begin, arrowprops={**look, "shrinkA": shrink, "shrinkB": shrink})
-
-
-def _draw_legend(axes) -> None:
-    axes.set(xlim=(0, 1), ylim=(1, 0))
-    lines = [
-        "0+1: the sum of what",
-        "ranks 0 and 1 had",
-        "sum: all ranks are in",
-        "arrow: a chunk moves",
-        "red frame: it arrived",
-    ]
-    axes.text(
-        0.08, 0.5, "\n".join(lines), va="center", ha="left", fontsize=10, linespacing=1.6, color=style.INK
-    )
 
 
 def _step_title(step: Step, last: int | None = None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any, ParamSpec
@@ -87,10 +88,12 @@ def new_figure(width: float, height: float) -> CourseFigure:
 
 def heading(figure: Figure, text: str) -> None:
     """The finding, above everything, in as many lines as the figure's width asks for."""
-    width = int(figure.get_figwidth() * 8.6)  # characters of bold 13 point text in an inch
-    figure.suptitle(
-        textwrap.fill(text, width), fontsize=13, fontweight="bold", x=0.01, ha="left", linespacing=1.3
-    )
+    width = int(figure.get_figwidth() * 9.2)  # characters of bold 13 point text in an inch
+    together = re.sub(
+        r"(?<=\d) (?=[kMGT]?B\b|[mµn]?s\b)", "\N{NO-BREAK SPACE}", text
+    )  # a number and its unit
+    lines = textwrap.fill(together, width)
+    figure.suptitle(lines, fontsize=13, fontweight="bold", x=0.01, ha="left", linespacing=1.3)
 
 
 def rank_color(rank: int) -> str:
@@ -104,7 +107,7 @@ def rank_hatch(rank: int) -> str:
 
 
 def series_style(name: str, index: int = 0) -> dict[str, Any]:
-    """Colour, marker and line style of an algorithm, by the first word of its name ("ring, 4 ranks": ring)."""
+    """Colour, marker and line style of an algorithm, by the first word of its name ("ring, N=4": ring)."""
     words = name.lower().replace(",", " ").replace("_", " ").split()
     color, marker, line = _SERIES.get(words[0] if words else "", _OTHERS[index % len(_OTHERS)])
     return {"color": color, "marker": marker, "linestyle": line}

@@ -80,7 +80,7 @@ def _draw_bar(
         edgecolor="white",
         linewidth=0.6,
     )
-    if total and width / total * 95 > len(event.name):
+    if total and width / total * 110 > len(event.name):
         ground = {"facecolor": color, "edgecolor": "none", "pad": 1.0} if hatch else None
         look = {"ha": "center", "va": "center", "fontsize": 9, "color": style.text_on(color), "clip_on": True}
         axes.text(left + width / 2, top + height / 2, event.name, bbox=ground, **look)
