@@ -8,8 +8,8 @@ A rank also reads the page. Ranks that enter *different* collectives under the s
 that mean something else: some libraries then crash, some return wrong values. A rank that sees such a mismatch does not
 start its transfer; it waits where it is until the launcher's timeout reports it.
 
-Writing costs about two microseconds; nothing is locked (each rank writes only its own part). `NullBoard` does nothing: it
-is used where no launcher watches, for example under torchrun.
+Writing costs about two microseconds; nothing is locked (each rank writes only its own part). `NullBoard` does
+nothing: it is used where no launcher watches, for example under torchrun.
 """
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ class Board:
                     time.sleep(0.05)
         return at
 
-    def _somebody_differs(self, ranks: Sequence[int], number: int, group: int, op: str, signature: str) -> bool:
+    def _somebody_differs(
+        self, ranks: Sequence[int], number: int, group: int, op: str, signature: str
+    ) -> bool:
         for other in ranks:
             if other == self.rank:
                 continue
@@ -179,10 +181,7 @@ class Board:
 
     def _record_at(self, rank: int, index: int) -> int:
         return (
-            rank * _RANK_BYTES
-            + _COUNT.size
-            + _NUM_WAITS * _WAIT.size
-            + (index % _NUM_RECORDS) * _RECORD.size
+            rank * _RANK_BYTES + _COUNT.size + _NUM_WAITS * _WAIT.size + (index % _NUM_RECORDS) * _RECORD.size
         )
 
     def _latest(self, rank: int, most: int) -> list[Entered]:

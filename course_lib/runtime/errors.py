@@ -40,7 +40,9 @@ class LaunchError(RuntimeError):
     """The base of RankError and RanksHung. In a notebook it is shown short: the cell's line, then the message."""
 
     def _render_traceback_(self) -> list[str]:  # IPython asks for this
-        lines = [f"\x1b[31m{type(self).__name__}\x1b[0m: what the ranks did, after the line that launched them"]
+        lines = [
+            f"\x1b[31m{type(self).__name__}\x1b[0m: what the ranks did, after the line that launched them"
+        ]
         frames = [frame for frame in traceback.extract_tb(self.__traceback__) if is_users(frame.filename)]
         for frame in frames[-2:]:
             lines += [f"{place(frame.filename, frame.lineno or 0)}, in {frame.name}", f"    {frame.line}"]
@@ -80,7 +82,11 @@ class RanksHung(LaunchError):
     """
 
     def __init__(
-        self, message: str, sentence: str = "", ranks: list[str] | None = None, stacks: list[str] | None = None
+        self,
+        message: str,
+        sentence: str = "",
+        ranks: list[str] | None = None,
+        stacks: list[str] | None = None,
     ) -> None:
         super().__init__(message)
         self.sentence, self.ranks, self.stacks = sentence, ranks or [], stacks or []
@@ -90,7 +96,9 @@ class RanksHung(LaunchError):
 
 
 _CELL = re.compile(r"ipykernel_\d+|<ipython-input|<cell")
-_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3\.\d+|course_lib)[/\\]|^<frozen|^<string>$")
+_LIBRARY = re.compile(
+    r"[/\\](site-packages|dist-packages|lib[/\\]python3\.\d+|course_lib)[/\\]|^<frozen|^<string>$"
+)
 
 
 def is_users(file: str) -> bool:

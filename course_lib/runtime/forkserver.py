@@ -1,17 +1,17 @@
 """The process that starts all ranks. It is run as a script, and imports nothing of `course_lib`.
 
-Importing torch takes seconds; forking a process that has imported it takes milliseconds. Forking the notebook's kernel
-itself would be wrong: it has threads, and perhaps a CUDA context, and neither survives a fork. So the kernel starts this
-process once. It imports torch, starts no thread, never touches CUDA, and forks one child for each rank. It does not
-import `course_lib`: an edited chapter module is imported afresh by the next launch.
+Importing torch takes seconds; forking a process that has imported it takes milliseconds. Forking the notebook's
+kernel itself would be wrong: it has threads, and perhaps a CUDA context, and neither survives a fork. So the kernel
+starts this process once. It imports torch, starts no thread, never touches CUDA, and forks one child for each rank.
+It does not import `course_lib`: an edited module of the course is imported afresh by the next launch.
 
-It is also the ranks' guardian. Ranks are its children, each in a session of its own. When a rank ends, what is left of its
-session is killed; when the kernel dies, all ranks are killed. Where forking is unsafe (macOS), it imports no torch and
-starts each rank as a fresh interpreter; all else is the same.
+It is also the ranks' guardian. Ranks are its children, each in a session of its own. When a rank ends, what is left
+of its session is killed; when the kernel dies, all ranks are killed. Where forking is unsafe (macOS), it imports no
+torch and starts each rank as a fresh interpreter; all else is the same.
 
-Messages are JSON lines over a Unix socket, from the kernel: `{"start": id, "how": "fork" | "spawn"}`, with the rank's
-file descriptors, and `{"kill": [id, ...]}`; to the kernel: `{"ready": 1}`, `{"failed": why}` and
-`{"exited": id, "status": wait status}`.
+Messages are JSON lines over a Unix socket. From the kernel: `{"start": id, "how": "fork" | "spawn", "namespaces":
+[kind, ...]}`, with the rank's file descriptors, and `{"kill": [id, ...]}`. To the kernel: `{"ready": 1}`,
+`{"failed": why}` and `{"exited": id, "status": wait status}`.
 """
 
 import ctypes
@@ -59,13 +59,14 @@ def serve(control: socket.socket, parent: int, ranks: dict[int, int]) -> None:
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    text, fds = b"", []
+    text = b""
+    fds: list[int] = []
     while os.getppid() == parent:  # a fork of the kernel may hold the socket open after the kernel's death
-        ready, _, _ = select.select([control, wake], [], [], 0.5)
+        ready, _, _ = select.select([control.fileno(), wake], [], [], 0.5)
         if wake in ready:
             os.read(wake, 4096)
             reap(control, ranks)
-        if control in ready:
+        if control.fileno() in ready:
             data, new_fds, _, _ = socket.recv_fds(control, 65536, 64)
             if not data:
                 return
@@ -82,7 +83,9 @@ def serve(control: socket.socket, parent: int, ranks: dict[int, int]) -> None:
                         kill_session(pid)
 
 
-def start(control: socket.socket, request: dict, own: list[int], others: list[int], ranks: dict[int, int]) -> None:
+def start(
+    control: socket.socket, request: dict, own: list[int], others: list[int], ranks: dict[int, int]
+) -> None:
     if request["how"] == "spawn":
         command = [sys.executable, "-P", __file__, "rank", json.dumps(request["namespaces"]), *map(str, own)]
         pid = subprocess.Popen(command, pass_fds=own, start_new_session=True, stdin=subprocess.DEVNULL).pid

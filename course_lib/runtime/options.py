@@ -44,7 +44,9 @@ class Options:
             isinstance(self.env, Mapping)
             and all(isinstance(text, str) for pair in self.env.items() for text in pair)
         ):
-            raise TypeError(f"env: expected a dict of strings to strings, got {self.env!r}; write numbers as strings")
+            raise TypeError(
+                f"env: expected a dict of strings to strings, got {self.env!r}; write numbers as strings"
+            )
 
 
 def _count(name: str, value: Any, what: str) -> None:
@@ -64,7 +66,9 @@ def _seconds(name: str, value: Any) -> None:
 def check_call(fn: Any, args: tuple) -> None:
     """Whether `fn(comm, *args)` can be called at all; a mistake here should not cost a launch."""
     if not callable(fn):
-        raise TypeError(f"fn: expected a function that takes a Communicator first, got {type(fn).__name__} {fn!r:.60}")
+        raise TypeError(
+            f"fn: expected a function that takes a Communicator first, got {type(fn).__name__} {fn!r:.60}"
+        )
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -74,8 +78,8 @@ def check_call(fn: Any, args: tuple) -> None:
     except TypeError as error:
         name = _name(fn)
         raise TypeError(
-            f"{name}{signature} cannot be called as {name}(comm, *args) with {len(args)} arguments after comm: {error}. "
-            "Each rank calls the function with its Communicator first, then the arguments you gave."
+            f"{name}{signature} cannot be called as {name}(comm, *args) with {len(args)} arguments after comm: "
+            f"{error}. Each rank calls the function with its Communicator first, then the arguments you gave."
         ) from None
 
 

@@ -45,12 +45,12 @@ class Stream:
 
 
 class Output:
-    """Keeps what each rank wrote, and shows it as `show` says: "live", "grouped" (rank by rank, at the end) or "none"."""
+    """Keeps what each rank wrote; shows it as `show` says: "live", "grouped" (rank by rank, at the end) or "none"."""
 
     def __init__(self, world_size: int, show: str) -> None:
         self.show = show
         self.lines: list[list[tuple[bool, str]]] = [[] for _ in range(world_size)]
-        self._bars: dict[int, tqdm] = {}
+        self._bars: dict[str, tqdm] = {}
         self._finished = False
 
     def add(self, stream: Stream, lines: list[str] | None) -> None:
@@ -76,19 +76,19 @@ class Output:
         self._finished = True
 
     def progress(self, message: dict[str, Any]) -> None:
-        """A step of rank 0's `comm.progress`: {"id", "n", "total", "desc", "done"}."""
+        """A step of rank 0's `comm.progress`: {"desc", "n", "total", "done"}."""
         if self.show == "none":
             return
-        bar = self._bars.get(message["id"])
+        name = message["desc"]
+        bar = self._bars.get(name)
         if bar is None:
             # Plain text, not a widget: it stays readable in a stored notebook.
-            bar = self._bars[message["id"]] = tqdm(
-                total=message.get("total"), desc=message.get("desc") or None, file=sys.stdout, ncols=90, ascii=" ="
+            bar = self._bars[name] = tqdm(
+                total=message["total"], desc=name or None, file=sys.stdout, ncols=90, ascii=" ="
             )
         bar.update(message["n"] - bar.n)
-        if message.get("done"):
-            bar.close()
-            del self._bars[message["id"]]
+        if message["done"]:
+            self._bars.pop(name).close()
 
     def _write(self, rank: int, rows: list[tuple[bool, str]]) -> None:
         for bar in self._bars.values():

@@ -1,9 +1,9 @@
 """How a function of a notebook cell travels to a rank, and a rank's result back.
 
-cloudpickle sends a function by value: its code, its closure and the globals it uses. Three things are added. Real file
-names and lines travel too, with the text of the cells, so that a traceback in a rank shows the cell. A function of a
-module that is not installed (a file beside the notebook, a test) goes by value as well. And a class that came from the kernel is sent back
-by name, not by value, so that `isinstance` holds in the kernel and the kernel's class stays as it was.
+cloudpickle sends a function by value: its code, its closure and the globals it uses. Three things are added. Real
+file names and lines travel too, with the text of the cells, so that a traceback in a rank shows the cell. A function
+of a module that is not installed (a file beside the notebook, a test) goes by value as well. And a class that came
+from the kernel is sent back by name, so that `isinstance` holds in the kernel and the kernel's class stays as it was.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _ResultPickler(_Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj in _from_kernel:
-            return _CLASSES.__getitem__, (_CLASS_IDS[obj],)
+            return _class_of, (_CLASS_IDS[obj],)
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor and obj.layout is torch.strided:
             small = _without_the_rest(obj)
@@ -67,6 +67,10 @@ class _ResultPickler(_Pickler):
 
 
 _from_kernel: weakref.WeakSet = weakref.WeakSet()
+
+
+def _class_of(class_id: str) -> type:
+    return _CLASSES[class_id]
 
 
 def _without_the_rest(tensor: Any) -> Any:
@@ -200,6 +204,6 @@ def pack_result(value: Any) -> bytes:
         return _dump(_ResultPickler, value)[0]
     except Exception as error:
         raise CannotSend(
-            f"what the function returned ({type(value).__name__}) cannot be sent back: {type(error).__name__}: {error}. "
-            "Return numbers, strings, tensors or containers of them."
+            f"what the function returned ({type(value).__name__}) cannot be sent back: "
+            f"{type(error).__name__}: {error}. Return numbers, strings, tensors or containers of them."
         ) from None

@@ -59,7 +59,9 @@ class Pool:
         """Call `fn(comm, *args)` on every rank. Errors: see `launch`; on a pool that has ended: RuntimeError."""
         check_call(fn, args)
         if not self._team.open:
-            raise RuntimeError(f"this pool has ended ({self._ended or 'closed'}); make a new one: Pool({self.world_size})")
+            raise RuntimeError(
+                f"this pool has ended ({self._ended or 'closed'}); make a new one: Pool({self.world_size})"
+            )
         payload, sources = pack_task(fn, args)
         try:
             done = self._team.run(payload, sources)
@@ -112,10 +114,14 @@ _said: set[str] = set()
 
 def _say_backend(team: Team) -> None:
     """Say once what "auto" chose."""
-    backend, device, num_gpus = team.members[0].place
+    backend, _, num_gpus = team.members[0].place
     if team.options.backend != "auto" or team.options.show == "none" or backend in _said:
         return
     _said.add(backend)
     found = "no GPU" if num_gpus == 0 else f"{num_gpus} GPU{'s' if num_gpus > 1 else ''}"
-    where = "one GPU for each rank" if backend == "nccl" else f"on the CPU ({found} for {team.options.world_size} ranks)"
+    where = (
+        "one GPU for each rank"
+        if backend == "nccl"
+        else f"on the CPU ({found} for {team.options.world_size} ranks)"
+    )
     print(f"backend: {backend}, {where}", flush=True)

@@ -27,11 +27,12 @@ class ForkServer:
     def __init__(self, preload: bool) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), "preload" if preload else "bare"]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_SCRIPT), str(theirs.fileno()), str(os.getpid())]
-                + ["preload" if preload else "bare"],
+                [sys.executable, "-P", str(_SCRIPT), *arguments],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's library starts threads when imported
+                env=os.environ
+                | {"OPENBLAS_NUM_THREADS": "1"},  # numpy's library starts threads when imported
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -133,7 +134,7 @@ numbers = itertools.count(1)  # names of rank processes, unique in this kernel
 
 
 def fork_server(start: str) -> ForkServer:
-    """The server for `start`: "forkserver", "spawn" or "auto" (spawn on macOS); started at first use, or when it died."""
+    """The server for `start` ("auto": a fork server on Linux, else spawn), started at first use or when it died."""
     preload = start == "forkserver" or (start == "auto" and sys.platform == "linux")
     with _servers_lock:
         server = _servers.get(preload)

@@ -25,7 +25,9 @@ _CONSEQUENCE = re.compile(
     r"|failed to (recv|send)|recvValue|ncclRemoteError|socket (closed|error)|no longer reachable",
     re.IGNORECASE,
 )
-_TIMEOUT = re.compile(r"timed out waiting \d+ ?ms|wait timeout|timeout caused pair closure|operation timeout", re.I)
+_TIMEOUT = re.compile(
+    r"timed out waiting \d+ ?ms|wait timeout|timeout caused pair closure|operation timeout", re.I
+)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
 
@@ -85,7 +87,8 @@ class Standing:
             "failed": "lost: it failed",
             "dead": "lost: its process ended",
             "done": f"finished: its function returned{after}",
-            "inside torch": f"waiting in a communication that torch started by itself (in backward, for example){after}",
+            "inside torch": "waiting in a communication that torch started by itself (in backward, for example)"
+            + after,
         }
         if self.state in known:
             return known[self.state]
@@ -95,7 +98,9 @@ class Standing:
             part = wait.op if wait.peer is None else f"{wait.op} with rank {wait.peer}"
         if entry is not None:
             where = f"{entry.what} (collective {entry.number})"
-            return f"waiting in {where}{', in ' + part if part else ''}" if wait else f"computing inside {where}"
+            return (
+                f"waiting in {where}{', in ' + part if part else ''}" if wait else f"computing inside {where}"
+            )
         return f"waiting in {part}" if wait else f"computing{after}"
 
     @property
@@ -117,7 +122,9 @@ def rank_error(
         head = f"rank {cause.rank} of {world_size} raised {cause.exc_type}: {cause.exc_message}"
     lines = [head, ""]
     if cause.frames:
-        lines.append("Where it was (most recent call last):" if died else "Traceback (most recent call last):")
+        lines.append(
+            "Where it was (most recent call last):" if died else "Traceback (most recent call last):"
+        )
         lines += [str(frame) for frame in users_part(cause.frames)]
         lines += [] if died else [f"{cause.exc_type}: {cause.exc_message}"]
         lines.append("")
@@ -186,7 +193,9 @@ def ranks_hung(
     lines += ["", "Where they stand (most recent call last):"]
     for text, ranks in grouped(where):
         lines += [f"  {ranks_text(ranks)}:", text or "      no Python stack: it has returned or is gone"]
-    whole = ["".join(f"{place(f.file, f.line)}, in {f.function}\n" for f in stacks[r]) for r in sorted(stacks)]
+    whole = [
+        "".join(f"{place(f.file, f.line)}, in {f.function}\n" for f in stacks[r]) for r in sorted(stacks)
+    ]
     return RanksHung("\n".join(lines), sentence, [texts[rank] for rank in sorted(texts)], whole)
 
 
@@ -227,7 +236,9 @@ def _absent(standings: dict[int, Standing], overdue: list[int]) -> str | None:
         missing = [rank for rank in missing if rank in peers or not peers]
     if not missing:
         return None
-    waiting = [_are(ranks, text) for text, ranks in grouped({rank: standings[rank].text() for rank in waiters})]
+    waiting = [
+        _are(ranks, text) for text, ranks in grouped({rank: standings[rank].text() for rank in waiters})
+    ]
     rest = [_are(ranks, text) for text, ranks in grouped({rank: standings[rank].text() for rank in missing})]
     return f"What does not match: {', '.join(waiting)}, but {', '.join(rest)}."
 

@@ -85,7 +85,7 @@ class Team:
     def _start(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
         pipes = [os.pipe(), os.pipe()]
-        stacks = tempfile.TemporaryFile("w+")
+        stacks = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by _end)
         handed = [theirs.fileno(), pipes[0][1], pipes[1][1], self.board.fd, stacks.fileno()]
         streams = [Stream(pipe[0], rank, is_error=index == 1) for index, pipe in enumerate(pipes)]
         member = Member(rank, next(numbers), Connection(ours.detach()), streams, stacks)
@@ -208,7 +208,9 @@ class Team:
                 raise self._failed(failures)
         elif deadline is not None and now > deadline:
             raise self._hung(f"The launch took longer than its deadline of {self.options.deadline} s.", now)
-        elif any(now - wait.since > self._patience() for m in self.members for wait in self.board.waits(m.rank)):
+        elif any(
+            now - wait.since > self._patience() for m in self.members for wait in self.board.waits(m.rank)
+        ):
             waited = f"Ranks have waited in a communication for longer than the timeout of {self.options.timeout} s."
             raise self._hung(waited, now)
 

@@ -36,8 +36,8 @@ _CONNECT_S = 60.0
 
 def main(channel: Connection, board_fd: int, stacks_fd: int, setup: dict[str, Any]) -> None:
     """Serve until the launcher says "bye" or is gone. `setup`: see `team.Team`."""
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     stacks = os.fdopen(stacks_fd, "w")
     faulthandler.enable(stacks)  # a crash in C leaves its Python stack
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)  # the launcher asks where a rank stands
@@ -80,12 +80,16 @@ def _connect(channel: Connection, board: Board, setup: dict[str, Any]) -> Commun
     os.environ |= {"MASTER_ADDR": setup["address"], "MASTER_PORT": str(port)}
     with board.wait("connecting"):
         store = store or dist.TCPStore(setup["address"], port, world_size, False, patience)
-        options = {"device_id": device} if backend == "nccl" else {}
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience, **options)
+        options: dict[str, Any] = {"device_id": device} if backend == "nccl" else {}
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=patience, **options
+        )
         dist.barrier()
     # The launcher watches the waits it can see; torch's own limit catches the others a moment later.
     timeout = datetime.timedelta(seconds=setup["timeout"] + 1.0)
-    set_timeout = getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)  # public since torch 2.14
+    set_timeout = getattr(
+        dist, "set_timeout", dist.distributed_c10d._set_pg_timeout
+    )  # public since torch 2.14
     set_timeout(timeout, dist.group.WORLD)
     comm = Communicator(device=device, board=board, host_of=setup["host_of"])
     comm._report = lambda message: _say(channel, "progress", message)
@@ -111,7 +115,13 @@ def _backend(setup: dict[str, Any]) -> tuple[str, torch.device]:
 
 
 def _run(
-    channel: Connection, comm: Communicator, board: Board, run: int, t0: float, payload: bytes, sources: dict[str, str]
+    channel: Connection,
+    comm: Communicator,
+    board: Board,
+    run: int,
+    t0: float,
+    payload: bytes,
+    sources: dict[str, str],
 ) -> None:
     board.begin_run(run)
     comm.begin_run(t0)
