@@ -1,4 +1,4 @@
-"""Controls that move a figure. They work in a live notebook; a stored one keeps a still figure in their place."""
+"""Controls that move a figure. In a stored notebook, a still figure stands in their place."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ class RingReplay(ipywidgets.VBox):
 
 
 def ring_replay(replay: Replay) -> RingReplay:
-    """A slider over the steps of `replay` (from `classroom.replay.replay_ring`) and the picture of each step."""
+    """A slider over the steps of `replay` (made by `classroom.replay.replay_ring`), and their pictures."""
     return RingReplay(replay)

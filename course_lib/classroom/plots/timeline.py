@@ -11,8 +11,13 @@ from matplotlib.patches import Patch
 from course_lib.classroom.plots import style
 from course_lib.classroom.tables import format_seconds
 
-_LANE_LOOKS = {"compute": (style.RANK_COLORS[1], ""), "comm": (style.RANK_COLORS[0], "//")}
-_MORE_LOOKS = ((style.RANK_COLORS[2], ".."), (style.RANK_COLORS[3], "xx"), (style.RANK_COLORS[4], "\\\\"))
+_LANE_LOOKS = {  # name -> colour, hatch; drawn in this order, other lanes in between
+    "compute": (style.RANK_COLORS[1], ""),
+    "collective": (style.RANK_COLORS[3], ""),
+    "comm": (style.RANK_COLORS[0], "//"),
+}
+_MORE_LOOKS = ((style.RANK_COLORS[2], ".."), (style.RANK_COLORS[7], "xx"), (style.RANK_COLORS[4], "\\\\"))
+_TALK = {"comm", "collective"}  # a collective is the frame around messages, not work of the rank's own
 
 
 class TraceEvent(Protocol):
@@ -35,7 +40,7 @@ def plot_trace(trace: Iterable[TraceEvent], *, title: str | None = None) -> Figu
     if not events:
         raise ValueError("the trace has no events: nothing was sent and no comm.span was entered")
     ranks = sorted({event.rank for event in events})
-    lanes = sorted({event.lane for event in events}, key=lambda lane: (lane != "compute", lane))
+    lanes = sorted({event.lane for event in events}, key=lambda lane: (lane in _TALK, lane == "comm", lane))
     begin, end = events[0].start_s, max(event.end_s for event in events)
     figure = style.new_figure(9.2, 1.5 + len(ranks) * (0.28 + 0.27 * len(lanes)))
     axes = figure.add_subplot()
@@ -96,7 +101,9 @@ def _finding(events: Sequence[TraceEvent], begin: float, end: float) -> str:
     ranks = {event.rank for event in events}
     comm = hidden = 0.0
     for rank in ranks:
-        talks, works = (_union(events, rank, lane == "comm") for lane in ("comm", "other"))
+        own = [event for event in events if event.rank == rank]
+        talks = _union(event for event in own if event.lane == "comm")
+        works = _union(event for event in own if event.lane not in _TALK)
         comm += sum(stop - start for start, stop in talks)
         hidden += sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in talks for b in works)
     span = (end - begin) * len(ranks)
@@ -105,13 +112,12 @@ def _finding(events: Sequence[TraceEvent], begin: float, end: float) -> str:
     return f"{len(ranks)} ranks, {format_seconds(end - begin)}: {share}{behind}"
 
 
-def _union(events: Sequence[TraceEvent], rank: int, comm: bool) -> list[tuple[float, float]]:
-    """The times in which `rank` communicates (or does anything else), as intervals that do not overlap."""
+def _union(events: Iterable[TraceEvent]) -> list[tuple[float, float]]:
+    """The times of these events as intervals that do not overlap, in order."""
     merged: list[tuple[float, float]] = []
     for event in sorted(events, key=lambda event: event.start_s):
-        if event.rank == rank and (event.lane == "comm") == comm:
-            if merged and event.start_s <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(merged[-1][1], event.end_s))
-            else:
-                merged.append((event.start_s, event.end_s))
+        if merged and event.start_s <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], event.end_s))
+        else:
+            merged.append((event.start_s, event.end_s))
     return merged
