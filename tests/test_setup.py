@@ -7,6 +7,7 @@ The set-up itself takes minutes and gigabytes. Here a stand-in interpreter plays
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -228,3 +229,16 @@ def test_git_shows_a_notebook_as_its_cells(tmp_path):
         line for line in git("diff").splitlines() if line[0] in "+-" and line[:3] not in ("+++", "---")
     ]
     assert changed == ["-    x = 1", "+    x = 3"]
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_links_lead_to_files_of_the_checkout(name):
+    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text())
+    links += re.findall(r'<img[^>]* src="([^":]+)"', (ROOT / name).read_text())
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_readme_lists_every_chapter():
+    readme = (ROOT / "README.md").read_text()
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        assert f"[`{path.stem}`](notebooks/{path.name})" in readme
