@@ -216,5 +216,5 @@ def _pair(rank: Traffic | tuple[int, int]) -> tuple[int, int]:
 def _same_length(name: str, values: Sequence, other: str, others: Sequence) -> None:
     if len(values) != len(others) or not len(values):
         raise ValueError(
-            f"{name} has {len(values)} values, {other} has {len(others)}: expected as many, and one at least"
+            f"expected as many {name} as {other}, at least one; got {len(values)} and {len(others)}"
         )
