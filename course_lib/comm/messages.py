@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,37 +23,46 @@ from course_lib.comm.ledger import Ledger, Row
 from course_lib.comm.trace import Trace
 
 
-@dataclass
 class Handle:
     """A communication under way: `wait()` returns when it is done, and only then writes its row into the ledger."""
 
-    board: Board | NullBoard
-    ledger: Ledger
-    clock: Callable[[], float]
-    works: Sequence[Any]  # torch's handles
-    row: Row  # without its end
-    finish: Callable[[], Any] | None = None  # what is left to do when the bytes are there
-    ended_s: float | None = None
-    done: bool = False
+    def __init__(
+        self,
+        owner: Messenger,
+        op: str,
+        peer: int | None,
+        counts: tuple[int, int, int],
+        finish: Callable[[], Any] | None = None,
+        exact: bool = True,
+    ) -> None:
+        """`counts`: bytes sent, bytes received, messages sent. `finish`: what to do when all bytes are there."""
+        self.works: Sequence[Any] = ()  # torch's own handles
+        self._owner, self._op, self._peer = owner, op, peer
+        self._counts, self._finish, self._exact = counts, finish, exact
+        self._start_s = owner.now()
+        self._end_s: float | None = None
+        self._done = False
 
     def wait(self) -> None:
         """Wait for the end. A second call does nothing."""
-        if self.done:
+        if self._done:
             return
-        with self.board.wait(self.row.op, self.row.peer):
+        with self._owner.board.wait(self._op, self._peer):
             for work in self.works:
                 work.wait()
-        self.done = True
+        self._done = True
         end_s = self.note_end()
-        if self.finish is not None:
-            self.finish()
-        self.ledger.add(replace(self.row, end_s=end_s))
+        if self._finish is not None:
+            self._finish()
+        group = self._owner.ranks
+        row = Row(self._op, self._peer, *self._counts, self._start_s, end_s, self._exact, group)
+        self._owner.ledger.add(row)
 
     def note_end(self) -> float:
         """The communication is over. Called by `wait`, or before it by a library that calls back."""
-        if self.ended_s is None:
-            self.ended_s = self.clock()
-        return self.ended_s
+        if self._end_s is None:
+            self._end_s = self._owner.now()
+        return self._end_s
 
 
 class Messenger:
@@ -94,13 +102,19 @@ class Messenger:
         """Send `tensor` to rank `to`. Returns when it may be changed again."""
         self.check_tensor("send(tensor)", tensor)
         self.check_peer("send(to)", to)
-        self._transfer("send", sends=[(tensor, to)]).wait()
+        handle = Handle(self, "send", self.ranks[to], (nbytes(tensor), 0, 1))
+        handle.works = self._start("send", (dist.isend, tensor.contiguous(), to))
+        handle.wait()
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
         """Fill `tensor` with what rank `source` sends. Its length and dtype must be the sender's."""
         self.check_tensor("recv(tensor)", tensor)
         self.check_peer("recv(source)", source)
-        self._transfer("recv", receives=[(tensor, source)]).wait()
+        dense = _dense_like(tensor)
+        finish = lambda: copy_back(dense, tensor)
+        handle = Handle(self, "recv", self.ranks[source], (0, nbytes(tensor), 0), finish)
+        handle.works = self._start("recv", (dist.irecv, dense, source))
+        handle.wait()
 
     def exchange(
         self, send: torch.Tensor, to: int, recv: torch.Tensor, source: int, async_op: bool = False
@@ -114,37 +128,25 @@ class Messenger:
         self.check_tensor("exchange(recv)", recv)
         self.check_peer("exchange(to)", to)
         self.check_peer("exchange(source)", source)
-        handle = self._transfer("exchange", sends=[(send, to)], receives=[(recv, source)])
+        dense = _dense_like(recv)
+        finish = lambda: copy_back(dense, recv)
+        handle = Handle(self, "exchange", self.ranks[to], (nbytes(send), nbytes(recv), 1), finish)
+        # The receive is posted first: bytes that arrive then have a place to go to.
+        receive, sending = (dist.irecv, dense, source), (dist.isend, send.contiguous(), to)
+        handle.works = self._start("exchange", receive, sending)
         if async_op:
             return handle
         handle.wait()
         return None
 
-    def _transfer(self, op: str, sends: Sequence = (), receives: Sequence = ()) -> Handle:
-        start_s = self.now()
-        dense_sends = [(tensor.contiguous(), to) for tensor, to in sends]
-        dense_receives = [(_dense(tensor), source) for tensor, source in receives]
-        peer = self.ranks[(sends or receives)[0][1]]
-        with self.board.wait(op, peer):  # starting may block, too: NCCL connects at the first message
-            works = self._start(dense_sends, dense_receives)
-        sent = sum(nbytes(tensor) for tensor, _ in sends)
-        received = sum(nbytes(tensor) for tensor, _ in receives)
-        row = Row(op, peer, sent, received, len(sends), start_s, start_s, True, self.ranks)
-
-        def finish() -> None:
-            for (tensor, _), (dense, _) in zip(receives, dense_receives, strict=True):
-                copy_back(dense, tensor)
-
-        return Handle(self.board, self.ledger, self.now, works, row, finish)
-
-    def _start(self, sends: Sequence, receives: Sequence) -> list[Any]:
-        """Post the receives first: bytes that arrive then have a place to go to."""
+    def _start(self, op: str, *transfers: tuple[Callable, torch.Tensor, int]) -> list[Any]:
+        """Hand the transfers (isend or irecv, tensor, peer) to torch; its handles."""
         if self.device.type == "cpu":
-            works = [dist.irecv(tensor, group=self.group, group_src=source) for tensor, source in receives]
-            return works + [dist.isend(tensor, group=self.group, group_dst=to) for tensor, to in sends]
-        batch = [(dist.irecv, *receive) for receive in receives] + [(dist.isend, *send) for send in sends]
-        operations = [dist.P2POp(call, tensor, group=self.group, group_peer=p) for call, tensor, p in batch]
-        return dist.batch_isend_irecv(operations)
+            peers = {dist.isend: "group_dst", dist.irecv: "group_src"}
+            return [call(tensor, group=self.group, **{peers[call]: peer}) for call, tensor, peer in transfers]
+        batch = [dist.P2POp(call, tensor, group=self.group, group_peer=p) for call, tensor, p in transfers]
+        with self.board.wait(op, self.ranks[transfers[0][2]]):  # NCCL connects at the first message
+            return dist.batch_isend_irecv(batch)
 
     def check_tensor(self, argument: str, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor):
@@ -189,16 +191,14 @@ def describe(tensor: torch.Tensor) -> str:
     return f"{tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
+def _dense_like(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` itself if its elements lie side by side, else an empty tensor of its shape whose elements do."""
     return (
-        tensor
-        if tensor.is_contiguous()
-        else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
     )
 
 
 def copy_back(dense: torch.Tensor, tensor: torch.Tensor) -> None:
     """Bring what arrived in `dense` into `tensor`, for which it stood in; nothing to do if they are the same."""
     if dense is not tensor:
-        tensor.copy_(dense)
+        tensor.detach().copy_(dense)  # writing into a parameter is allowed here, as in torch's collectives
