@@ -5,14 +5,15 @@
     ring           a reduce-scatter and an all-gather: 2(N-1) steps of S/N, every link equally busy
     hierarchical   rings inside each host and, with 1/L of the tensor, across the hosts
 
-N ranks, S bytes in the tensor, L ranks on a host. `plan.traffic` says exactly what each rank sends; the tests hold the
-ledger against it. All of them have in common:
+N ranks, S bytes in the tensor, L ranks on a host. `plan.traffic` says exactly what each rank sends; the tests
+hold the ledger against it. All of them have in common:
 
 * the result is bit for bit the same on all ranks: each element is reduced along one path and then copied;
-* any length (not divisible by N, shorter than N, 0), any strides, N = 1; float32, float64, bfloat16, float16, int64, int32;
+* any length (not divisible by N, shorter than N, 0), any strides, N = 1; float32, float64, bfloat16, float16,
+  int64, int32;
 * sums are made in the tensor's own dtype, and AVG divides once, after the last addition, by N;
-* they block, and every rank of `comm` must call them with the same length, dtype and reduction: the board sees a
-  mismatch before a byte moves.
+* they block, and every rank of `comm` must call them with the same length, dtype and reduction: the board
+  sees a mismatch before a byte moves.
 
 The naive one is in this file; `tree.py`, `ring.py` and `hierarchical.py` hold the others, with their sources.
 """

@@ -7,11 +7,11 @@ It wraps an initialised `torch.distributed` process group and does four things t
 * it checks its arguments before any byte moves, since a wrong one usually shows up as a hang on another rank;
 * it moves non-contiguous tensors correctly, and meets torch's renamed collectives in this one place.
 
-Messages (`messages.py`) are counted exactly; torch's own collectives (`torch_collectives.py`) by formula. Our collectives
-(`collectives.py`) are functions that take a Communicator and use its messages alone.
+Messages (`messages.py`) are counted exactly; torch's own collectives (`torch_collectives.py`) by formula. Our
+collectives (`collectives.py`) are functions that take a Communicator and use its messages alone.
 
-Ranks given as arguments are ranks *of this communicator*, 0 … world_size-1. Ledger rows, traces and `ranks` hold global
-ranks.
+Ranks given as arguments are ranks *of this communicator*, 0 … world_size-1. Ledger rows, traces and `ranks`
+hold global ranks.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from course_lib.comm.trace import Event, Trace
 class Communicator(TorchCollectives):
     """A rank's end of a process group.
 
-    `group`: a torch process group (None: the default one). `device`: where this rank's tensors live. `t0`: the
-    `time.monotonic()` at which the launch began (None: now). `board`, `ledger`, `trace`: where to write (None: a board
-    that nobody watches, a new ledger, a new trace). `host_of`: the host number of each rank of the group (None: all on 0).
+    `group`: a torch process group (None: the default one). `device`: where this rank's tensors live. `t0`:
+    the `time.monotonic()` at which the launch began (None: now). `board`, `ledger`, `trace`: where to write
+    (None: a board that nobody watches, a new ledger, a new trace). `host_of`: the host number of each rank of
+    the group (None: all on 0).
     """
 
     def __init__(
@@ -76,9 +77,10 @@ class Communicator(TorchCollectives):
     # --- groups
 
     def subgroup(self, ranks: Iterable[int]) -> Communicator | None:
-        """A communicator of `ranks` (of this one, ascending); the same ledger, trace and board. None on other ranks.
+        """A communicator of `ranks` (of this one, ascending); None on the other ranks.
 
-        Only its members need to call. Ranks that share several overlapping groups must make them in the same order.
+        It writes into the same ledger, trace and board. Only its members need to call. Ranks that share
+        several overlapping groups must make them in the same order.
         """
         members = list(ranks)
         if not members or members != sorted({rank for rank in members if 0 <= rank < self.world_size}):
@@ -124,8 +126,9 @@ class Communicator(TorchCollectives):
     def collective(self, name: str, tensor: torch.Tensor, *words: object) -> Iterator[None]:
         """What happens inside is the collective `name`, built from messages.
 
-        The board compares its name, the length and dtype of `tensor`, and `words` (the reduction, say) with what the
-        other ranks wrote, before the first byte moves: they must agree. In the trace it is an event of lane "collective".
+        The board compares its name, the length and dtype of `tensor`, and `words` (the reduction, say) with
+        what the other ranks wrote, before the first byte moves: they must agree. In the trace it is an event
+        of lane "collective".
         """
         signature = " ".join([describe(tensor), *map(str, words)])
         with self.board.collective(name, self.ranks, signature), self.span(name, "collective", of=signature):
@@ -134,7 +137,7 @@ class Communicator(TorchCollectives):
     def progress(self, iterable: Iterable[Any], total: int | None = None, desc: str = "") -> Iterator[Any]:
         """Iterate, and let global rank 0 report how far it is, at most ten times a second.
 
-        A report is `{"desc", "n", "total", "done"}`; the launcher draws it. Elsewhere this is plain iteration.
+        A report is `{"desc", "n", "total", "done"}`, which the launcher draws.
         """
         if self._report is None or self.global_rank != 0:
             yield from iterable

@@ -1,12 +1,12 @@
 """Messages between two ranks: checked before, counted after.
 
-Every call becomes a batch of transfers. On a GPU the batch goes out as one group (`batch_isend_irecv`), because NCCL
-runs transfers one after the other and two ranks that both send first would wait for each other for ever. On the CPU
-transfers run side by side anyway.
+Every call becomes a batch of transfers. On a GPU the batch goes out as one group (`batch_isend_irecv`),
+because NCCL runs transfers one after the other and two ranks that both send first would wait for each other
+for ever. On the CPU transfers run side by side anyway.
 
-Two habits of the libraries below are dealt with here. gloo sends the *memory* of a non-contiguous tensor, not its
-elements, so such tensors travel through a dense copy. And a message to oneself is an error in one library and a hang in
-another, so it is refused.
+Two habits of the libraries below are dealt with here. gloo sends the *memory* of a non-contiguous tensor, not
+its elements, so such tensors travel through a dense copy. And a message to oneself is an error in one library
+and a hang in another, so it is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from course_lib.comm.trace import Trace
 
 
 class Handle:
-    """A communication under way: `wait()` returns when it is done, and only then writes its row into the ledger."""
+    """A communication under way.
+
+    `wait()` returns when it is done, and only then writes its row into the ledger.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class Handle:
         finish: Callable[[], Any] | None = None,
         exact: bool = True,
     ) -> None:
-        """`counts`: bytes sent, bytes received, messages sent. `finish`: what to do when all bytes are there."""
+        """`counts`: bytes sent, bytes received, messages. `finish`: to do when all bytes are there."""
         self.works: Sequence[Any] = ()  # torch's own handles
         self._owner, self._op, self._peer = owner, op, peer
         self._counts, self._finish, self._exact = counts, finish, exact
@@ -121,8 +124,8 @@ class Messenger:
     ) -> Handle | None:
         """Send `send` to rank `to` and at the same time receive `recv` from rank `source`.
 
-        Both go out as one batch, so that no order of ranks can deadlock, whatever the backend. With `async_op=True` it
-        returns a handle at once; wait on it before you read `recv` or change `send`.
+        Both go out as one batch, so that no order of ranks can deadlock, whatever the backend. With
+        `async_op=True` it returns a handle at once; wait on it before you read `recv` or change `send`.
         """
         self.check_tensor("exchange(send)", send)
         self.check_tensor("exchange(recv)", recv)
@@ -174,7 +177,10 @@ class Messenger:
             self.check_peer(argument, root)
 
     def scratch(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """`length` elements to receive into, kept from call to call: fresh memory costs a page fault every 4 KiB."""
+        """`length` elements to receive into, kept from call to call.
+
+        Fresh memory costs a page fault every 4 KiB.
+        """
         needed = length * dtype.itemsize
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed, dtype=torch.uint8, device=self.device)
@@ -192,13 +198,12 @@ def describe(tensor: torch.Tensor) -> str:
 
 
 def _dense_like(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` itself if its elements lie side by side, else an empty tensor of its shape whose elements do."""
-    return (
-        tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    )
+    """`tensor` itself if its elements lie side by side, else new memory for them."""
+    dense = tensor.is_contiguous()
+    return tensor if dense else torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def copy_back(dense: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Bring what arrived in `dense` into `tensor`, for which it stood in; nothing to do if they are the same."""
-    if dense is not tensor:
+    """Bring what arrived in `dense` into `tensor`, for which it stood in, unless that is its memory."""
+    if dense.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(dense)  # writing into a parameter is allowed here, as in torch's collectives

@@ -1,7 +1,7 @@
 """The reductions: what happens where two values of the same element meet.
 
-Each is a name and a torch function that works in place, in the tensor's own dtype (a bf16 sum is a bf16 sum, as in
-torch). AVG adds on the way and divides once at the end; the collective that uses it says where.
+Each is a name and a torch function that works in place, in the tensor's own dtype (a bf16 sum is a bf16 sum,
+as in torch). AVG adds on the way and divides once at the end; the collective that uses it says where.
 """
 
 from __future__ import annotations

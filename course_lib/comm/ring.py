@@ -1,13 +1,14 @@
 """The ring: each rank sends to its right neighbour only, and every link is equally busy.
 
-Cut the tensor into N chunks. In the *reduce-scatter*, partial sums travel: in each of N-1 steps a rank passes one chunk on
-to the right, and adds its own values to the chunk that comes from the left. A sum that set out from rank r+1 has gone
-all the way round when it reaches rank r, so rank r then holds the complete chunk r. In the *all-gather*, the complete
-chunks travel round once more, N-1 steps, and are only copied: so all ranks end with the same bits.
+Cut the tensor into N chunks. In the *reduce-scatter*, partial sums travel: in each of N-1 steps a rank passes
+one chunk on to the right, and adds its own values to the chunk that comes from the left. A sum that set out
+from rank r+1 has gone all the way round when it reaches rank r, so rank r then holds the complete chunk r. In
+the *all-gather*, the complete chunks travel round once more, N-1 steps, and are only copied: so all ranks end
+with the same bits.
 
-Each rank sends 2(N-1) chunks of S/N bytes, less than 2·S however many ranks there are, and no algorithm can do with less:
-P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). What does grow with
-N is the number of steps, so for small tensors a tree is faster.
+Each rank sends 2(N-1) chunks of S/N bytes, less than 2·S however many ranks there are, and no algorithm can
+do with less: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
+(2009). What does grow with N is the number of steps, so for small tensors a tree is faster.
 
 A long chunk goes in segments (`stream.py`), which changes when things happen but not what is computed.
 """
@@ -29,7 +30,7 @@ from course_lib.plan.traffic import SEGMENT_BYTES
 def ring_all_reduce(
     comm: Communicator, tensor: torch.Tensor, op: Any = SUM, *, segment_bytes: int = SEGMENT_BYTES
 ) -> None:
-    """Reduce `tensor` over all ranks, in place: a reduce-scatter around the ring, then an all-gather around it.
+    """Reduce `tensor` over all ranks, in place: a reduce-scatter, then an all-gather, around the ring.
 
     2(N-1) steps. Each rank sends and receives 2(N-1)/N·S bytes.
     """
@@ -51,8 +52,8 @@ def ring_reduce_scatter(
 ) -> None:
     """Reduce `tensor` over all ranks; rank r gets chunk r of the result in `out`. `tensor` does not change.
 
-    `out` has 1/N of `tensor`'s elements, or as many as `partition.chunk_sizes` says where that does not divide.
-    N-1 steps. Each rank sends and receives (N-1)/N·S bytes.
+    `out` has 1/N of `tensor`'s elements, or as many as `partition.chunk_sizes` says where that does not
+    divide. N-1 steps. Each rank sends and receives (N-1)/N·S bytes.
     """
     name = check_op(op, tensor)
     check_chunk(comm, "ring_reduce_scatter(out)", out, tensor)
@@ -72,8 +73,8 @@ def ring_all_gather(
 ) -> None:
     """Every rank gives `tensor`, its chunk; all get the chunks side by side, in rank order, in `out`.
 
-    `out` is N times as long as `tensor`, or its chunks are as long as `partition.chunk_sizes` says. `tensor` may be the
-    rank's chunk of `out` itself. N-1 steps. Each rank sends and receives (N-1)/N·S bytes.
+    `out` is N times as long as `tensor`, or its chunks are as long as `partition.chunk_sizes` says. `tensor`
+    may be the rank's chunk of `out` itself. N-1 steps. Each rank sends and receives (N-1)/N·S bytes.
     """
     check_chunk(comm, "ring_all_gather(tensor)", tensor, out)
     with comm.collective("ring_all_gather", out), dense_view(out) as flat:
@@ -85,9 +86,10 @@ def ring_all_gather(
 def reduce_around(
     comm: Communicator, chunks: list[torch.Tensor], sums: list[torch.Tensor], name: str, segment_bytes: int
 ) -> None:
-    """Step i: what is summed so far of chunk r-1-i goes to the right; to chunk r-2-i, from the left, we add ours.
+    """Step i: the sum so far of chunk r-1-i goes to the right; that of chunk r-2-i comes, and we add ours.
 
-    Chunk r comes last, from all the way round, so `sums[r]` is complete. With `sums` = `chunks` this is in place.
+    Chunk r comes last, from all the way round, so `sums[r]` is complete. With `sums` = `chunks` the sums are
+    made in place.
     """
     N, r = comm.world_size, comm.rank
     with RingStream(comm, chunks[0], segment_bytes) as stream:
@@ -100,7 +102,10 @@ def reduce_around(
 
 
 def gather_around(comm: Communicator, chunks: list[torch.Tensor], segment_bytes: int) -> None:
-    """Step i: chunk r-i, which is complete, goes to the right; chunk r-1-i comes from the left, to its place."""
+    """Step i: chunk r-i, which is complete, goes to the right; chunk r-1-i comes from the left.
+
+    Each is received where it belongs.
+    """
     N, r = comm.world_size, comm.rank
     with RingStream(comm, chunks[0], segment_bytes) as stream:
         for step in range(N - 1):

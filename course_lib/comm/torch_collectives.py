@@ -1,8 +1,8 @@
 """torch's own collectives, written into the ledger and onto the board.
 
-Nobody can look inside them, so their rows are marked `exact=False` and hold the traffic of a bandwidth-optimal algorithm:
-a ring for all-reduce, reduce-scatter and all-gather, a chain for broadcast. This is also the one place that meets torch's
-renamed collectives and the backends that cannot average.
+Nobody can look inside them, so their rows are marked `exact=False` and hold the traffic of a
+bandwidth-optimal algorithm: a ring for all-reduce, reduce-scatter and all-gather, a chain for broadcast. This
+is also the one place that meets torch's renamed collectives and the backends that cannot average.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 
 class TorchCollectives(Messenger):
-    """The part of the Communicator that calls torch's collectives. With `async_op=True` each returns a handle at once."""
+    """The part of the Communicator that calls torch's collectives.
+
+    With `async_op=True` each returns a handle at once.
+    """
 
     def barrier(self) -> None:
         """Return when all ranks of this communicator have come here."""
@@ -44,7 +47,7 @@ class TorchCollectives(Messenger):
         return self._collective("broadcast", signature, call, counts, messages, finish, async_op)
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = SUM, async_op: bool = False) -> Handle | None:
-        """Reduce `tensor` over all ranks, in place; all get the result. `op`: "sum", "avg", "max", "min", "product"."""
+        """Reduce `tensor` over all ranks, in place. `op`: "sum", "avg", "max", "min", "product"."""
         self.check_tensor("all_reduce(tensor)", tensor)
         name, dense = check_op(op, tensor), tensor.detach().contiguous()
         call = lambda: dist.all_reduce(dense, self._torch_op(name), self.group, async_op=True)
@@ -69,7 +72,7 @@ class TorchCollectives(Messenger):
         return self._collective("reduce_scatter", signature, call, counts, messages, finish, async_op)
 
     def all_gather(self, out: torch.Tensor, tensor: torch.Tensor, async_op: bool = False) -> Handle | None:
-        """Every rank gives `tensor`; all get them side by side, in rank order, in `out`, world_size times as long."""
+        """Every rank gives `tensor`; all get them side by side, in rank order, in `out`."""
         self.check_tensor("all_gather(out)", out)
         self.check_tensor("all_gather(tensor)", tensor)
         self._check_chunks("all_gather(out, tensor)", whole=out, chunk=tensor)
@@ -89,7 +92,7 @@ class TorchCollectives(Messenger):
         finish: Callable[[], Any] | None = None,
         async_op: bool = False,
     ) -> Handle | None:
-        """Start one of torch's collectives. Its end is noted when it ends, which may be long before it is waited for."""
+        """Start one of torch's collectives; its end is noted when it ends, not when somebody waits."""
         handle = Handle(self, op, None, (*counts, messages), finish, exact=False)
         with self.board.collective(op, self.ranks, signature):
             with self.board.wait(op):

@@ -1,19 +1,20 @@
 """Reduce and broadcast along a binary tree: few steps, each of the whole tensor.
 
-A reduce pairs the ranks and lets one of each pair hand its tensor to the other, again and again, so that each step halves
-the number of ranks that still hold a part of the sum: log2(N) steps. A broadcast is the same backwards. For a small tensor,
-where a message's latency is all that counts, nothing needs fewer steps. For a large one it wastes links: in the first step
-half of the ranks send, in the last step one does, and each time it is all S bytes.
+A reduce pairs the ranks and lets one of each pair hand its tensor to the other, again and again, so that each
+step halves the number of ranks that still hold a part of the sum: log2(N) steps. A broadcast is the same
+backwards. For a small tensor, where a message's latency is all that counts, nothing needs fewer steps. For a
+large one it wastes links: in the first step half of the ranks send, in the last step one does, and each time
+it is all S bytes.
 
-The four steps' worth of picture, for N = 8 and root 0 (reduce downwards, broadcast upwards):
+For N = 8 and root 0 (a reduce reads downwards; a broadcast upwards, with the arrows turned):
 
     0   1   2   3   4   5   6   7
     0 ← 1   2 ← 3   4 ← 5   6 ← 7      distance 1
     0 ←———— 2       4 ←———— 6          distance 2
     0 ←———————————— 4                  distance 4
 
-This is the binomial tree of R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in
-MPICH" (2005), which costs log2(N)·(α + S/β) each way.
+This is the binomial tree of R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
+Operations in MPICH" (2005), which costs log2(N)·(α + S/β) each way.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def tree_all_reduce(comm: Communicator, tensor: torch.Tensor, op: Any = SUM) -> 
 
 
 def reduce(comm: Communicator, tensor: torch.Tensor, root: int, op: Any = SUM) -> None:
-    """Reduce `tensor` over all ranks along a binary tree. Only rank `root`'s `tensor` changes: it holds the result."""
+    """Reduce `tensor` over all ranks along a binary tree.
+
+    Only rank `root`'s `tensor` changes: it holds the result.
+    """
     name = check_op(op, tensor)
     comm.check_root("reduce(root)", root)
     with flat_view(comm, "tree_reduce", tensor, name, "to", root) as flat:
@@ -54,9 +58,10 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> None:
 
 
 def _up_the_tree(comm: Communicator, flat: torch.Tensor, root: int, name: str) -> None:
-    """Halve the number of ranks that hold a part of the sum until only `root` is left. `flat` is used up elsewhere.
+    """Halve the number of ranks that hold a part of the sum until only `root` is left.
 
-    `place` counts from the root. At distance d = 1, 2, 4, … each odd multiple of d hands its part to the place d below.
+    `place` counts from the root. At distance d = 1, 2, 4, … each odd multiple of d hands its part to the
+    place d below. On ranks that are not the root, `flat` ends as some partial sum.
     """
     N, place = comm.world_size, (comm.rank - root) % comm.world_size
     part = torch.empty_like(flat)

@@ -18,7 +18,7 @@ def chunks_of(flat: torch.Tensor, n: int) -> list[torch.Tensor]:
 
 @contextmanager
 def flat_view(comm: Communicator, name: str, tensor: torch.Tensor, *words: object) -> Iterator[torch.Tensor]:
-    """Enter the collective `name` with `tensor` in one dimension; what is written there ends up in `tensor`."""
+    """Enter the collective `name`, with `tensor` in one dimension; what is written there reaches it."""
     comm.check_tensor(f"{name}(tensor)", tensor)
     with comm.collective(name, tensor, *words), dense_view(tensor) as flat:
         yield flat
@@ -26,7 +26,7 @@ def flat_view(comm: Communicator, name: str, tensor: torch.Tensor, *words: objec
 
 @contextmanager
 def dense_view(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """`tensor` in one dimension: its own memory where that lies side by side, else a copy that is copied back."""
+    """`tensor` in one dimension: its own memory where that is dense, else a copy that is copied back."""
     detached = tensor.detach()  # writing into a parameter is allowed here, as in torch's collectives
     dense = detached.contiguous()
     yield dense.view(-1)
