@@ -294,6 +294,10 @@ def test_alpha_beta_marks_the_half_way_size():
 def test_values_must_fit_the_sizes():
     with pytest.raises(ValueError, match="as many sizes_bytes as seconds, at least one; got 9 and 1"):
         plot_alpha_beta(SIZES, [1.0], 1e-6, 1e9)
+    with pytest.raises(ValueError, match="alpha_s must be positive for a logarithmic axis, got -1e-06"):
+        plot_alpha_beta([8, 64], [1e-6, 1e-6], -1e-6, 1e9)
+    with pytest.raises(ValueError, match="sizes_bytes must be positive"):
+        plot_alpha_beta([0, 64], [1e-6, 1e-6], 1e-6, 1e9)
     with pytest.raises(ValueError, match=r"predicted\['ring'\]"):
         plot_costs(SIZES, {"ring": [1.0]})
     with pytest.raises(ValueError, match=r"measured\['star'\] has no prediction"):
