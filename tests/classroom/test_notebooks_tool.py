@@ -13,7 +13,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from course_lib.classroom.notebooks.__main__ import main
-from course_lib.classroom.notebooks.clean import ROOT, WIDGET_NOTE, clean, dumps, findings, read
+from course_lib.classroom.notebooks.clean import ROOT, WIDGET_NOTE, _scrub, clean, dumps, findings, read
 from course_lib.classroom.notebooks.execute import missing_gpus
 from course_lib.classroom.notebooks.site import title_and_summary
 
@@ -178,6 +178,15 @@ def test_cleaning_never_hides_what_only_a_run_can_mend(what):
         "an untagged widget",
     }
     assert bool(left) == (what in for_people), left
+
+
+@pytest.mark.parametrize("shown", ["/h/ada/course/x.py:3", "~/course/x.py:3", "x.py:3"])
+def test_paths_in_outputs_are_the_checkouts(shown):
+    assert (
+        _scrub(f"File {shown}, /h/ada/y, /opt/z", Path("/h/ada/course"), Path("/h/ada"))
+        == "File x.py:3, ~/y, /opt/z"
+    )
+    assert _scrub("File /c/x.py, /h", Path("/c"), Path("/")) == "File x.py, /h"
 
 
 def test_another_layout_of_the_file_is_found():

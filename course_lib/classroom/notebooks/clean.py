@@ -154,11 +154,13 @@ def _collapse(text: str) -> str:
     return "\n".join(re.sub(r"^.*\r(?=.)", "", line.rstrip("\r")) for line in text.split("\n"))
 
 
-def _scrub(text: str) -> str:
+def _scrub(text: str, root: Path = ROOT, home: Path | None = None) -> str:
     """Make paths relative to the checkout or to the home directory: no reader has the author's disk."""
-    text = text.replace(f"{ROOT}{os.sep}", "")
-    home = str(Path.home()).rstrip(os.sep)
-    return text.replace(f"{home}{os.sep}", f"~{os.sep}") if home else text
+    home = home or Path.home()
+    text = text.replace(f"{root}{os.sep}", "")
+    if home in root.parents:  # tracebacks write the home directory as ~
+        text = text.replace(f"~{os.sep}{root.relative_to(home)}{os.sep}", "")
+    return text.replace(f"{home}{os.sep}", f"~{os.sep}") if home != Path(home.anchor) else text
 
 
 def findings(notebook: NotebookNode, text: str | None = None) -> list[str]:
