@@ -86,7 +86,8 @@ def tree_all_reduce_bytes(world_size: int, length: int, itemsize: int = 4) -> li
 
 
 def tree_all_reduce_messages(world_size: int, length: int = 0, itemsize: int = 4) -> list[int]:
-    return _sum(reduce_messages(world_size), broadcast_messages(world_size))
+    sizes = (world_size, length, itemsize)
+    return _sum(reduce_messages(*sizes), broadcast_messages(*sizes))
 
 
 def ring_reduce_scatter_bytes(world_size: int, length: int, itemsize: int = 4) -> list[Bytes]:
