@@ -28,6 +28,7 @@ import torch.distributed as dist
 from course_lib.comm.board import Board, NullBoard
 from course_lib.comm.ledger import Ledger, Row
 from course_lib.comm.messages import Handle, Messenger, copy_back, describe
+from course_lib.comm.pacer import Pacer
 from course_lib.comm.ops import AVG, SUM, check_op, torch_op
 from course_lib.comm.trace import Event, Trace
 from course_lib.plan import traffic
@@ -55,9 +56,11 @@ class Communicator(Messenger):
         ledger: Ledger | None = None,
         trace: Trace | None = None,
         host_of: Sequence[int] | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         super().__init__(group, device, t0, board, ledger, trace)
-        self.host_of: tuple[int, ...] = (0,) * self.world_size if host_of is None else tuple(host_of)
+        self.host_of = (0,) * self.world_size if host_of is None else tuple(host_of)
+        self.pacer = pacer
         if len(self.host_of) != self.world_size:
             raise ValueError(
                 f"host_of: expected a host number for each of {self.world_size} ranks, got {self.host_of}"
@@ -209,6 +212,7 @@ class Communicator(Messenger):
             ledger=self.ledger,
             trace=self.trace,
             host_of=host_of,
+            pacer=self.pacer,
         )
         derived._report, derived._subgroups = self._report, self._subgroups
         return derived

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from course_lib.comm.board import Board, NullBoard
 from course_lib.comm.ledger import Ledger, Row
+from course_lib.comm.pacer import Pacer
 from course_lib.comm.trace import Trace
 
 
@@ -57,6 +58,16 @@ class Handle:
         return self.ended_s
 
 
+@dataclass
+class _Due:
+    """A paced message's due time, in one float64: like one of torch's handles, to be waited for after the message."""
+
+    at: torch.Tensor
+
+    def wait(self) -> None:
+        time.sleep(max(0.0, self.at.item() - time.monotonic()))
+
+
 class Messenger:
     """The half of the Communicator that sends and receives. The arguments are described there."""
 
@@ -79,6 +90,8 @@ class Messenger:
         self.board: Board | NullBoard = NullBoard() if board is None else board
         self.ledger = Ledger() if ledger is None else ledger
         self.trace = Trace() if trace is None else trace
+        self.host_of: tuple[int, ...] = (0,) * self.world_size
+        self.pacer: Pacer | None = None
         self._scratch = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     @property
@@ -139,12 +152,32 @@ class Messenger:
 
     def _start(self, sends: Sequence, receives: Sequence) -> list[Any]:
         """Post the receives first: bytes that arrive then have a place to go to."""
+        if self.pacer is not None:
+            return [work for receive in receives for work in self._paced_irecv(*receive)] + [
+                work for send in sends for work in self._paced_isend(*send)
+            ]
         if self.device.type == "cpu":
             works = [dist.irecv(tensor, group=self.group, group_src=source) for tensor, source in receives]
             return works + [dist.isend(tensor, group=self.group, group_dst=to) for tensor, to in sends]
         batch = [(dist.irecv, *receive) for receive in receives] + [(dist.isend, *send) for send in sends]
         operations = [dist.P2POp(call, tensor, group=self.group, group_peer=p) for call, tensor, p in batch]
         return dist.batch_isend_irecv(operations)
+
+    def _paced_isend(self, tensor: torch.Tensor, to: int) -> list[Any]:
+        """Send with its due time ahead, if it goes to another host (see `comm.pacer`)."""
+        here, there = self.host_of[self.rank], self.host_of[to]
+        work = lambda part: dist.isend(part, group=self.group, group_dst=to)
+        if here == there or self.pacer is None:
+            return [work(tensor)]
+        due = torch.tensor([self.pacer.reserve(here, there, nbytes(tensor))], dtype=torch.float64)
+        return [work(due), work(tensor), _Due(due)]
+
+    def _paced_irecv(self, tensor: torch.Tensor, source: int) -> list[Any]:
+        work = lambda part: dist.irecv(part, group=self.group, group_src=source)
+        if self.host_of[self.rank] == self.host_of[source]:
+            return [work(tensor)]
+        due = torch.empty(1, dtype=torch.float64)
+        return [work(due), work(tensor), _Due(due)]
 
     def check_tensor(self, argument: str, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor):
