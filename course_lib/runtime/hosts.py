@@ -23,10 +23,13 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from course_lib.comm.pacer import Pacer
 from course_lib.runtime.hostserver import address_of
+
+if TYPE_CHECKING:
+    from course_lib.runtime.calibrate import Calibration
 
 HOW = ("auto", "namespaces", "paced")
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -97,7 +100,7 @@ class VirtualHosts:
         self.how = "paced" if self._server is None else "namespaces"
         self.label = "paced in software" if self.how == "paced" else ""
         if self._server is not None:
-            self._finalizer = weakref.finalize(self, self._server.close)
+            self._finalizer: weakref.finalize = weakref.finalize(self, self._server.close)
         else:
             self._pacer = Pacer.create(n)
             self._finalizer = weakref.finalize(self, Pacer.remove, self._pacer)
@@ -115,6 +118,12 @@ class VirtualHosts:
             )
         self.check_open()
         return self._server.counters()
+
+    def calibrate(self) -> Calibration:
+        """Measure the link between hosts 0 and 1; raise LinkNotAsSet, with a sentence, if it is not what it says."""
+        from course_lib.runtime.calibrate import calibrate  # which launches ranks, and so imports this module
+
+        return calibrate(self)
 
     def check_open(self) -> None:
         if not self._open or (self._server is not None and not self._server.alive()):
@@ -147,7 +156,8 @@ class VirtualHosts:
 
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"
-        return f"VirtualHosts({self.num_hosts} hosts x {self.ranks_per_host} ranks, {self.link} links, {self.how}{state})"
+        what = f"{self.num_hosts} hosts x {self.ranks_per_host} ranks, {self.link} links"
+        return f"VirtualHosts({what}, {self.how}{state})"
 
 
 class _HostServer:
@@ -230,7 +240,8 @@ def _advice(reason: str) -> str:
     else:
         hints.append(
             "An ordinary user needs user namespaces: sysctl kernel.unprivileged_userns_clone=1 (Debian), "
-            "user.max_user_namespaces > 0, and on Ubuntu 24.04 or newer kernel.apparmor_restrict_unprivileged_userns=0."
+            "user.max_user_namespaces > 0, and on Ubuntu 24.04 or newer "
+            "kernel.apparmor_restrict_unprivileged_userns=0."
         )
     hints.append('Or use VirtualHosts(..., how="paced"), which limits the course\'s own messages.')
     return " ".join(hints)

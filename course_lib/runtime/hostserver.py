@@ -5,8 +5,8 @@ them. A token bucket (tc's tbf) on both ends of every cable holds each direction
 
     host 0 [eth0]---cable---[h0] switch [h1]---cable---[eth0] host 1
 
-Nothing of this has a name in the machine's own namespace. A namespace lives as long as a process in it: one child of this
-process for each host. When this process ends, for whatever reason, its children end, and with them the
+Nothing of this has a name in the machine's own namespace. A namespace lives as long as a process in it: one child
+of this process for each host. When this process ends, for whatever reason, its children end, and with them the
 namespaces, cables and buckets. So a killed kernel leaves nothing behind that somebody would have to find.
 
 An ordinary user may do all this inside a user namespace, in which they are root, where the system allows it.

@@ -1,9 +1,9 @@
 """Limits that a laptop does not have by itself: a rank's memory, and a stage's compute time.
 
-Memory: Linux counts a process's private memory (VmData) and refuses what would pass RLIMIT_DATA; torch's allocator then
-raises as a full GPU does. Compute time: on two cores, four stages that compute at once slow each other down, so a
-pipeline's schedule cannot be seen. A paced stage does its real arithmetic and then waits until its modelled time is over.
-Whatever is measured with it must say "paced".
+Memory: Linux counts a process's private memory (VmData) and refuses what would pass RLIMIT_DATA; torch's allocator
+then raises as a full GPU does. Compute time: on two cores, four stages that compute at once slow each other down, so a
+pipeline's schedule cannot be seen. A paced stage does its real arithmetic and then waits until its modelled time is
+over. Whatever is measured with it must say "paced".
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def vm_data() -> int:
 
 
 class PacedStage(torch.nn.Module):
-    """`module` with a modelled compute time: its forward takes at least `forward_s`, its backward at least `backward_s`.
+    """`module` with a modelled compute time: a forward takes at least `forward_s`, a backward `backward_s` seconds.
 
     The arithmetic is real, and so are all values and gradients; only the time is stretched. If the arithmetic takes
     longer than the modelled time, nothing is added: `late_s` then says by how much, so that a measurement can tell.
@@ -93,6 +93,6 @@ class PacedStage(torch.nn.Module):
 def paced(module: torch.nn.Module, seconds: float, backward_s: float | None = None) -> PacedStage:
     """`module` as a PacedStage: `seconds` for a forward, and `backward_s` (if not given: twice that) for a backward.
 
-    Twice, because a backward computes two products of the forward's size: the gradients of the input and of the weights.
+    Twice, because a backward computes two products of the forward's size: for the input and for the weights.
     """
     return PacedStage(module, seconds, 2 * seconds if backward_s is None else backward_s)
