@@ -1,8 +1,8 @@
 """The ledger: one row for each communication a rank took part in, with its bytes counted.
 
-A claim about communication ("a ring sends 2·(N-1)/N·S bytes") is worth little until somebody counts. The Communicator
-writes a row for every message it sends or receives, so a claim becomes an assertion: predict with `plan.costs`, run,
-compare with the ledger's totals.
+A claim about communication ("a ring sends 2·(N-1)/N·S bytes") is worth little until somebody counts. The
+Communicator writes a row for every message it sends or receives, so a claim becomes an assertion: predict
+with `plan.costs`, run, compare with the ledger's totals.
 
 What a row counts is the payload: the elements of the tensor, not the headers that the transport adds.
 """
@@ -19,11 +19,12 @@ _SHOWN = 40  # rows printed before the middle is left out
 class Row:
     """One operation as one rank saw it.
 
-    `peer` is a global rank: the one sent to (for a recv, the one received from; None for a collective of torch).
-    `messages` counts what this rank *sent*: 1 for a send and for an exchange, 0 for a recv. An empty message is a
-    message. Times are seconds since the launch began, on one clock for all ranks; on a GPU they are the times of the
-    host's calls. `exact` is False for torch's own collectives: nobody can look inside them, so their traffic is the
-    formula of a bandwidth-optimal algorithm and not a count. `group` holds the global ranks that took part.
+    `peer` is a global rank: the one sent to (for a recv, the one received from; None for a collective of
+    torch). `messages` counts what this rank *sent*: 1 for a send and for an exchange, 0 for a recv. An empty
+    message is a message. Times are seconds since the launch began, on one clock for all ranks; on a GPU they
+    are the times of the host's calls. `exact` is False for torch's own collectives: nobody can look inside
+    them, so their traffic is the formula of a bandwidth-optimal algorithm and not a count. `group` holds the
+    global ranks that took part.
     """
 
     op: str

@@ -1,19 +1,19 @@
 """Messages between two ranks: checked before, counted after.
 
-Every call becomes a batch of transfers. On a GPU the batch goes out as one group (`batch_isend_irecv`), because NCCL
-runs transfers one after the other and two ranks that both send first would wait for each other for ever. On the CPU
-transfers run side by side anyway.
+Every call becomes a batch of transfers. On a GPU the batch goes out as one group (`batch_isend_irecv`),
+because NCCL runs transfers one after the other and two ranks that both send first would wait for each other
+for ever. On the CPU transfers run side by side anyway.
 
-Two habits of the libraries below are dealt with here. gloo sends the *memory* of a non-contiguous tensor, not its
-elements, so such tensors travel through a dense copy. And a message to oneself is an error in one library and a hang in
-another, so it is refused.
+Two habits of the libraries below are dealt with here. gloo sends the *memory* of a non-contiguous tensor, not
+its elements, so such tensors travel through a dense copy. And a message to oneself is an error in one library
+and a hang in another, so it is refused.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,51 +21,53 @@ import torch.distributed as dist
 
 from course_lib.comm.board import Board, NullBoard
 from course_lib.comm.ledger import Ledger, Row
-from course_lib.comm.pacer import Pacer
+from course_lib.comm.pacer import Due, Pacer
 from course_lib.comm.trace import Trace
 
 
-@dataclass
 class Handle:
-    """A communication under way: `wait()` returns when it is done, and only then writes its row into the ledger."""
+    """A communication under way.
 
-    board: Board | NullBoard
-    ledger: Ledger
-    clock: Callable[[], float]
-    works: Sequence[Any]  # torch's handles
-    row: Row  # without its end
-    finish: Callable[[], Any] | None = None  # what is left to do when the bytes are there
-    ended_s: float | None = None
-    done: bool = False
+    `wait()` returns when it is done, and only then writes its row into the ledger.
+    """
+
+    def __init__(
+        self,
+        owner: Messenger,
+        op: str,
+        peer: int | None,
+        counts: tuple[int, int, int],
+        finish: Callable[[], Any] | None = None,
+        exact: bool = True,
+    ) -> None:
+        """`counts`: bytes sent, bytes received, messages. `finish`: to do when all bytes are there."""
+        self.works: Sequence[Any] = ()  # torch's own handles
+        self._owner, self._op, self._peer = owner, op, peer
+        self._counts, self._finish, self._exact = counts, finish, exact
+        self._start_s = owner.now()
+        self._end_s: float | None = None
+        self._done = False
 
     def wait(self) -> None:
         """Wait for the end. A second call does nothing."""
-        if self.done:
+        if self._done:
             return
-        with self.board.wait(self.row.op, self.row.peer):
+        with self._owner.board.wait(self._op, self._peer):
             for work in self.works:
                 work.wait()
-        self.done = True
+        self._done = True
         end_s = self.note_end()
-        if self.finish is not None:
-            self.finish()
-        self.ledger.add(replace(self.row, end_s=end_s))
+        if self._finish is not None:
+            self._finish()
+        group = self._owner.ranks
+        row = Row(self._op, self._peer, *self._counts, self._start_s, end_s, self._exact, group)
+        self._owner.ledger.add(row)
 
     def note_end(self) -> float:
         """The communication is over. Called by `wait`, or before it by a library that calls back."""
-        if self.ended_s is None:
-            self.ended_s = self.clock()
-        return self.ended_s
-
-
-@dataclass
-class _Due:
-    """A paced message's due time, in one float64: like one of torch's handles, to be waited for after the message."""
-
-    at: torch.Tensor
-
-    def wait(self) -> None:
-        time.sleep(max(0.0, self.at.item() - time.monotonic()))
+        if self._end_s is None:
+            self._end_s = self._owner.now()
+        return self._end_s
 
 
 class Messenger:
@@ -91,7 +93,9 @@ class Messenger:
         self.ledger = Ledger() if ledger is None else ledger
         self.trace = Trace() if trace is None else trace
         self.host_of: tuple[int, ...] = (0,) * self.world_size
-        self.pacer: Pacer | None = None
+        self.pacer: Pacer | None = (
+            None  # holds messages between hosts to a link's rate, where nothing else does
+        )
         self._scratch = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     @property
@@ -107,77 +111,58 @@ class Messenger:
         """Send `tensor` to rank `to`. Returns when it may be changed again."""
         self.check_tensor("send(tensor)", tensor)
         self.check_peer("send(to)", to)
-        self._transfer("send", sends=[(tensor, to)]).wait()
+        handle = Handle(self, "send", self.ranks[to], (nbytes(tensor), 0, 1))
+        handle.works = self._start("send", (dist.isend, tensor.contiguous(), to))
+        handle.wait()
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
         """Fill `tensor` with what rank `source` sends. Its length and dtype must be the sender's."""
         self.check_tensor("recv(tensor)", tensor)
         self.check_peer("recv(source)", source)
-        self._transfer("recv", receives=[(tensor, source)]).wait()
+        dense = _dense_like(tensor)
+        finish = lambda: copy_back(dense, tensor)
+        handle = Handle(self, "recv", self.ranks[source], (0, nbytes(tensor), 0), finish)
+        handle.works = self._start("recv", (dist.irecv, dense, source))
+        handle.wait()
 
     def exchange(
         self, send: torch.Tensor, to: int, recv: torch.Tensor, source: int, async_op: bool = False
     ) -> Handle | None:
         """Send `send` to rank `to` and at the same time receive `recv` from rank `source`.
 
-        Both go out as one batch, so that no order of ranks can deadlock, whatever the backend. With `async_op=True` it
-        returns a handle at once; wait on it before you read `recv` or change `send`.
+        Both go out as one batch, so that no order of ranks can deadlock, whatever the backend. With
+        `async_op=True` it returns a handle at once; wait on it before you read `recv` or change `send`.
         """
         self.check_tensor("exchange(send)", send)
         self.check_tensor("exchange(recv)", recv)
         self.check_peer("exchange(to)", to)
         self.check_peer("exchange(source)", source)
-        handle = self._transfer("exchange", sends=[(send, to)], receives=[(recv, source)])
+        dense = _dense_like(recv)
+        finish = lambda: copy_back(dense, recv)
+        handle = Handle(self, "exchange", self.ranks[to], (nbytes(send), nbytes(recv), 1), finish)
+        # The receive is posted first: bytes that arrive then have a place to go to.
+        receive, sending = (dist.irecv, dense, source), (dist.isend, send.contiguous(), to)
+        handle.works = self._start("exchange", receive, sending)
         if async_op:
             return handle
         handle.wait()
         return None
 
-    def _transfer(self, op: str, sends: Sequence = (), receives: Sequence = ()) -> Handle:
-        start_s = self.now()
-        dense_sends = [(tensor.contiguous(), to) for tensor, to in sends]
-        dense_receives = [(_dense(tensor), source) for tensor, source in receives]
-        peer = self.ranks[(sends or receives)[0][1]]
-        with self.board.wait(op, peer):  # starting may block, too: NCCL connects at the first message
-            works = self._start(dense_sends, dense_receives)
-        sent = sum(nbytes(tensor) for tensor, _ in sends)
-        received = sum(nbytes(tensor) for tensor, _ in receives)
-        row = Row(op, peer, sent, received, len(sends), start_s, start_s, True, self.ranks)
-
-        def finish() -> None:
-            for (tensor, _), (dense, _) in zip(receives, dense_receives, strict=True):
-                copy_back(dense, tensor)
-
-        return Handle(self.board, self.ledger, self.now, works, row, finish)
-
-    def _start(self, sends: Sequence, receives: Sequence) -> list[Any]:
-        """Post the receives first: bytes that arrive then have a place to go to."""
-        if self.pacer is not None:
-            return [work for receive in receives for work in self._paced_irecv(*receive)] + [
-                work for send in sends for work in self._paced_isend(*send)
-            ]
+    def _start(self, op: str, *transfers: tuple[Callable, torch.Tensor, int]) -> list[Any]:
+        """Hand the transfers (isend or irecv, tensor, peer) to torch; its handles."""
         if self.device.type == "cpu":
-            works = [dist.irecv(tensor, group=self.group, group_src=source) for tensor, source in receives]
-            return works + [dist.isend(tensor, group=self.group, group_dst=to) for tensor, to in sends]
-        batch = [(dist.irecv, *receive) for receive in receives] + [(dist.isend, *send) for send in sends]
-        operations = [dist.P2POp(call, tensor, group=self.group, group_peer=p) for call, tensor, p in batch]
-        return dist.batch_isend_irecv(operations)
+            return [work for transfer in transfers for work in self._on_cpu(*transfer)]
+        batch = [dist.P2POp(call, tensor, group=self.group, group_peer=p) for call, tensor, p in transfers]
+        with self.board.wait(op, self.ranks[transfers[0][2]]):  # NCCL connects at the first message
+            return dist.batch_isend_irecv(batch)
 
-    def _paced_isend(self, tensor: torch.Tensor, to: int) -> list[Any]:
-        """Send with its due time ahead, if it goes to another host (see `comm.pacer`)."""
-        here, there = self.host_of[self.rank], self.host_of[to]
-        work = lambda part: dist.isend(part, group=self.group, group_dst=to)
-        if here == there or self.pacer is None:
-            return [work(tensor)]
-        due = torch.tensor([self.pacer.reserve(here, there, nbytes(tensor))], dtype=torch.float64)
-        return [work(due), work(tensor), _Due(due)]
-
-    def _paced_irecv(self, tensor: torch.Tensor, source: int) -> list[Any]:
-        work = lambda part: dist.irecv(part, group=self.group, group_src=source)
-        if self.host_of[self.rank] == self.host_of[source]:
-            return [work(tensor)]
-        due = torch.empty(1, dtype=torch.float64)
-        return [work(due), work(tensor), _Due(due)]
+    def _on_cpu(self, call: Callable, tensor: torch.Tensor, peer: int) -> list[Any]:
+        start = partial(call, group=self.group, **{"group_dst" if call is dist.isend else "group_src": peer})
+        here, there = self.host_of[self.rank], self.host_of[peer]
+        if self.pacer is None or here == there:
+            return [start(tensor)]
+        due = Due(self.pacer.reserve(here, there, nbytes(tensor)) if call is dist.isend else 0.0)
+        return [start(due.tensor), start(tensor), due]  # its due time travels ahead of the message
 
     def check_tensor(self, argument: str, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor):
@@ -205,7 +190,10 @@ class Messenger:
             self.check_peer(argument, root)
 
     def scratch(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """`length` elements to receive into, kept from call to call: fresh memory costs a page fault every 4 KiB."""
+        """`length` elements to receive into, kept from call to call.
+
+        Fresh memory costs a page fault every 4 KiB.
+        """
         needed = length * dtype.itemsize
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed, dtype=torch.uint8, device=self.device)
@@ -222,16 +210,13 @@ def describe(tensor: torch.Tensor) -> str:
     return f"{tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` itself if its elements lie side by side, else an empty tensor of its shape whose elements do."""
-    return (
-        tensor
-        if tensor.is_contiguous()
-        else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    )
+def _dense_like(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself if its elements lie side by side, else new memory for them."""
+    dense = tensor.is_contiguous()
+    return tensor if dense else torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def copy_back(dense: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Bring what arrived in `dense` into `tensor`, for which it stood in; nothing to do if they are the same."""
-    if dense is not tensor:
-        tensor.copy_(dense)
+    """Bring what arrived in `dense` into `tensor`, for which it stood in, unless that is its memory."""
+    if dense.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(dense)  # writing into a parameter is allowed here, as in torch's collectives

@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 _PREFIX = "course_lib-pacer-"
 _SLOT = struct.Struct("<dd")  # when the host's outgoing and its incoming direction are free (time.monotonic)
 
@@ -63,6 +65,19 @@ class Pacer:
 
     def _free(self, at: int) -> float:
         return struct.unpack_from("<d", self._slots, at)[0]
+
+
+class Due:
+    """When a paced message may be used: waited for like one of torch's handles, after the message itself.
+
+    `tensor` is one float64, which the sender fills and the receiver receives.
+    """
+
+    def __init__(self, at: float = 0.0) -> None:
+        self.tensor = torch.tensor([at], dtype=torch.float64)
+
+    def wait(self) -> None:
+        time.sleep(max(0.0, self.tensor.item() - time.monotonic()))
 
 
 def _runs(pid: int) -> bool:

@@ -1,11 +1,11 @@
 """A stream of exchanges around a ring, several of them under way at once.
 
-In a ring every rank sends to its right neighbour and receives from its left one, again and again. With one exchange at a
-time the wire is idle while a rank adds, and the rank is idle while bytes travel. A stream keeps up to `window` exchanges
-under way: while what one brought is being added, the next ones are travelling.
+In a ring every rank sends to its right neighbour and receives from its left one, again and again. With one
+exchange at a time the wire is idle while a rank adds, and the rank is idle while bytes travel. So a long
+chunk is cut into segments, and while what one segment brought is being added, the next ones are travelling.
 
-What may be under way together is the caller's business: an exchange that sends what an earlier one brought must come at
-least `window` exchanges later.
+Nothing may be sent before it has come. What a rank sends in one step of a ring is what came in the step
+before, segment by segment; so with m segments in a step, up to m exchanges can be under way, and no more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ MOST_UNDER_WAY = 8
 
 
 class RingStream:
-    """Exchanges with the two neighbours, in order: `with RingStream(comm, window) as stream: stream.exchange(...)`."""
+    """The exchanges of one round, in order; leaving the `with` waits for the last of them.
+
+    `longest`: the longest of the chunks, which decides for all ranks how many segments there are in a step.
+    """
 
     def __init__(self, comm: Communicator, longest: torch.Tensor, segment_bytes: int) -> None:
         self._comm = comm
@@ -36,7 +39,10 @@ class RingStream:
         self._count = 0
 
     def segments(self, *chunks: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-        """The first segment of each chunk, then the second of each, ... A shorter chunk may end with an empty one."""
+        """The first segment of each chunk, then the second of each, ...
+
+        A shorter chunk may end with an empty one.
+        """
         for i in range(self._num_segments):
             start, stop = i * self._segment_length, (i + 1) * self._segment_length
             yield tuple(chunk[start:stop] for chunk in chunks)

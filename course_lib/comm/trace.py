@@ -1,8 +1,9 @@
 """The trace: who did what, from when to when, on one clock for all ranks.
 
-A ledger counts; a trace shows *when*. Whether communication hides behind computation is a question about two intervals
-that overlap, so every event has a start and an end, measured in seconds since the launch began. All ranks of one host
-read the same system clock (`time.monotonic`), so their events can be drawn above each other.
+A ledger counts; a trace shows *when*. Whether communication hides behind computation is a question about two
+intervals that overlap, so every event has a start and an end, measured in seconds since the launch began. All
+ranks of one host read the same system clock (`time.monotonic`), so their events can be drawn above each
+other.
 
 `Trace.save` writes the Trace Event Format that Chrome's `about:tracing` and https://ui.perfetto.dev open.
 """
@@ -20,7 +21,10 @@ from course_lib.comm.ledger import Ledger
 
 @dataclass
 class Event:
-    """One interval on a rank's timeline. `lane` separates what runs at the same time: "compute", "comm", ..."""
+    """One interval on a rank's timeline.
+
+    `lane` separates what runs at the same time: "compute", "comm", ...
+    """
 
     rank: int
     name: str
@@ -38,7 +42,10 @@ class Trace:
 
     @classmethod
     def combine(cls, traces: Iterable[Trace], ledgers: Iterable[Ledger] = ()) -> Trace:
-        """One trace of all ranks, sorted by start; row i of `ledgers` is rank i's and becomes its lane "comm"."""
+        """One trace of all ranks, sorted by start.
+
+        Row i of `ledgers` is rank i's and becomes its lane "comm".
+        """
         combined = cls(event for trace in traces for event in trace)
         for rank, ledger in enumerate(ledgers):
             combined.add_ledger(rank, ledger)

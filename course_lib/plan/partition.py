@@ -1,8 +1,8 @@
 """Cutting `length` things into `n` parts that differ by one at most.
 
-Nearly nothing in training divides evenly: 57 elements over 4 ranks, a bias of 3, a batch of 5. Everything in this course
-cuts in the same way, so that any two modules agree on who owns what: the first `length % n` parts are one longer. Parts may
-be empty.
+Nearly nothing in training divides evenly: 57 elements over 4 ranks, a bias of 3, a batch of 5. Everything in
+this course cuts in the same way, so that any two modules agree on who owns what: the first `length % n` parts
+are one longer. Parts may be empty.
 """
 
 from __future__ import annotations

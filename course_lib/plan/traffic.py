@@ -1,19 +1,20 @@
-"""What each rank sends and receives in a collective: exact bytes and messages, for any length and number of ranks.
+"""What each rank sends and receives in a collective: bytes and messages, exactly.
 
     N    world_size, number of ranks; r is one of them
     n    length, number of elements in the *whole* tensor (never a rank's piece)
     S    n * itemsize, its bytes
-    c_i  bytes of chunk i, when the tensor is cut into N chunks that differ by one element at most (`partition`)
+    c_i  bytes of chunk i, when the tensor is cut into N chunks that differ by one element at most
+         (`partition`)
     m    segments into which a ring cuts each chunk, so that adding one overlaps the transfer of the next
 
-Every function takes `(world_size, length, itemsize)` and returns a list with one entry for each rank. The `_bytes` functions
-return `Bytes(sent, received)`; the `_messages` functions count the messages a rank sends. An empty message (of an empty
-chunk) is a message.
+Every function takes `(world_size, length, itemsize)` and returns a list with one entry for each rank. The
+`_bytes` functions return `Bytes(sent, received)`; the `_messages` functions count the messages a rank sends.
+An empty message (of an empty chunk) is a message.
 
-Sources: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005 (trees,
-rings); R. Rabenseifner, "Optimization of Collective Reduction Operations", 2004 (all-reduce as reduce-scatter and all-gather);
-P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009 (the ring, and the proof
-that no algorithm sends fewer than 2(N-1)/N·S bytes).
+Sources: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH",
+2005 (trees, rings); R. Rabenseifner, "Optimization of Collective Reduction Operations", 2004 (all-reduce as
+reduce-scatter and all-gather); P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters
+of workstations", 2009 (the ring, and the proof that no algorithm sends fewer than 2(N-1)/N·S bytes).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def chain_broadcast_messages(world_size: int, length: int = 0, itemsize: int = 4
 
 
 def naive_all_reduce_bytes(world_size: int, length: int, itemsize: int = 4) -> list[Bytes]:
-    """Everybody sends S to rank 0 and gets S back: (N-1)·S in and out of one rank, S in and out of the others."""
+    """Everybody sends S to rank 0 and gets S back: (N-1)·S through rank 0's link, each way."""
     size = _checked(world_size, length, itemsize) * itemsize
     return [Bytes(m * size, m * size) for m in naive_all_reduce_messages(world_size)]
 
@@ -89,14 +90,14 @@ def tree_all_reduce_messages(world_size: int, length: int = 0, itemsize: int = 4
 
 
 def ring_reduce_scatter_bytes(world_size: int, length: int, itemsize: int = 4) -> list[Bytes]:
-    """Rank r sends every chunk but its own: S - c_r. It receives every chunk but its left neighbour's: S - c_(r-1)."""
+    """Rank r sends all chunks but its own, S - c_r, and receives all but its left one's, S - c_(r-1)."""
     chunks = [size * itemsize for size in chunk_sizes(_checked(world_size, length, itemsize), world_size)]
     whole = sum(chunks)
     return [Bytes(whole - chunks[r], whole - chunks[r - 1]) for r in range(world_size)]
 
 
 def ring_all_gather_bytes(world_size: int, length: int, itemsize: int = 4) -> list[Bytes]:
-    """Rank r sends every chunk but its right neighbour's: S - c_(r+1). It receives every chunk but its own: S - c_r."""
+    """Rank r sends all chunks but its right one's, S - c_(r+1), and receives all but its own, S - c_r."""
     chunks = [size * itemsize for size in chunk_sizes(_checked(world_size, length, itemsize), world_size)]
     whole = sum(chunks)
     return [Bytes(whole - chunks[(r + 1) % world_size], whole - chunks[r]) for r in range(world_size)]
@@ -109,7 +110,7 @@ def ring_all_reduce_bytes(world_size: int, length: int, itemsize: int = 4) -> li
 
 
 def num_segments(chunk_length: int, itemsize: int = 4, segment_bytes: int = SEGMENT_BYTES) -> int:
-    """m: segments of at most `segment_bytes` in the longest chunk; 1 for a short or empty one. All ranks use the same m."""
+    """m: segments of `segment_bytes` at most in a chunk of this length, which is the longest; at least 1."""
     return max(1, -(-chunk_length // max(1, segment_bytes // itemsize)))
 
 
@@ -141,7 +142,8 @@ def hierarchical_all_reduce_bytes(
 ) -> list[Bytes]:
     """L ranks on each of H hosts: reduce-scatter inside, all-reduce of chunk c_l across, all-gather inside.
 
-    Between hosts each rank sends 2(H-1)/H·c_l, so a host sends 2(H-1)/H·S in all: what one rank of a flat ring sends.
+    Between hosts each rank sends 2(H-1)/H·c_l, so a host sends 2(H-1)/H·S in all: what one rank of a flat
+    ring sends.
     """
     hosts, chunks = _hosts(world_size, length, itemsize, ranks_per_host)
     inside = ring_all_reduce_bytes(
@@ -175,7 +177,7 @@ def _hosts(world_size: int, length: int, itemsize: int, ranks_per_host: int) -> 
 
 
 def _num_children(world_size: int, root: int) -> list[int]:
-    """Children of each rank in the tree: the rank at place p has p+1, p+2, p+4, … as long as these bits of p are 0."""
+    """Children of each rank. Place p has the places p+1, p+2, p+4, … while these bits of p are 0."""
     children = [0] * world_size
     for place in range(world_size):
         distance = 1

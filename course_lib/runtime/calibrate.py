@@ -36,9 +36,9 @@ class Calibration:
 
 
 def calibrate(hosts: VirtualHosts) -> Calibration:
-    """Send one message of about 0.2 s from host 0 to host 1, then one each way at once; the median of five tries.
+    """Send a message of about 0.2 s from host 0 to host 1, then one each way at once; the median of five tries.
 
-    Raises LinkNotAsSet if either rate is more than 5 % off, three times over, ValueError if there are fewer than two hosts.
+    Raises LinkNotAsSet if either rate is more than 5 % off, three times over; ValueError for fewer than two hosts.
     """
     if hosts.num_hosts < 2:
         raise ValueError(

@@ -114,7 +114,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     folder, log = tmp_path / "course", tmp_path / "lab.log"
     folder.mkdir()
     # -o: the set-up's stamp is taken as current; the tests may run in an environment that make did not make.
-    command = ["make", "-C", str(ROOT), "-o", ".venv/.installed", "lab", f"VENV_PYTHON={sys.executable}"]
+    command = ["make", "-C", str(ROOT), "-o", ".venv/.installed", "lab", f"VENV_PYTHON='{sys.executable}'"]
     command += [f"PORT={_free_port()}", f"LAB_ARGS=--ServerApp.root_dir='{folder}'"]
     with log.open("w") as out:
         server = subprocess.Popen(
@@ -133,6 +133,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 def _stop(server: subprocess.Popen) -> None:
     """End the server as a terminal's hang-up would; then nothing of it may be left, no kernel and no rank."""
+    if server.poll() is not None:
+        return
     family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     os.killpg(server.pid, signal.SIGTERM)
     _, alive = psutil.wait_procs(family, timeout=20)

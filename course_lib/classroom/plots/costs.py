@@ -39,6 +39,15 @@ def plot_alpha_beta(
     1994).
     """
     _same_length("sizes_bytes", sizes_bytes, "seconds", seconds)
+    for name, values in (
+        ("sizes_bytes", sizes_bytes),
+        ("alpha_s", [alpha_s]),
+        ("bytes_per_s", [bytes_per_s]),
+    ):
+        if min(values) <= 0:
+            raise ValueError(
+                f"{name} must be positive for a logarithmic axis, got {min(values)}: measure again"
+            )
     half = alpha_s * bytes_per_s
     figure = style.new_figure(8.2, 4.6)
     axes = figure.add_subplot()
@@ -216,5 +225,5 @@ def _pair(rank: Traffic | tuple[int, int]) -> tuple[int, int]:
 def _same_length(name: str, values: Sequence, other: str, others: Sequence) -> None:
     if len(values) != len(others) or not len(values):
         raise ValueError(
-            f"{name} has {len(values)} values, {other} has {len(others)}: expected as many, and one at least"
+            f"expected as many {name} as {other}, at least one; got {len(values)} and {len(others)}"
         )
