@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from course_lib.runtime.errors import RankError as RankError
     from course_lib.runtime.errors import RanksHung as RanksHung
+    from course_lib.runtime.hosts import HostsUnavailable as HostsUnavailable
+    from course_lib.runtime.hosts import VirtualHosts as VirtualHosts
     from course_lib.runtime.launcher import launch as launch
+    from course_lib.runtime.limits import PacedStage as PacedStage
+    from course_lib.runtime.limits import paced as paced
     from course_lib.runtime.pickling import CannotSend as CannotSend
     from course_lib.runtime.pool import Pool as Pool
     from course_lib.runtime.pool import RankResults as RankResults
@@ -19,6 +23,10 @@ _HOME = {
     "RankError": "errors",
     "RanksHung": "errors",
     "CannotSend": "pickling",
+    "VirtualHosts": "hosts",
+    "HostsUnavailable": "hosts",
+    "paced": "limits",
+    "PacedStage": "limits",
 }
 __all__ = sorted(_HOME)
 

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from course_lib.comm.board import Board, NullBoard
 from course_lib.comm.ledger import Ledger
 from course_lib.comm.messages import describe
+from course_lib.comm.pacer import Pacer
 from course_lib.comm.torch_collectives import TorchCollectives
 from course_lib.comm.trace import Event, Trace
 
@@ -37,7 +38,7 @@ class Communicator(TorchCollectives):
     `group`: a torch process group (None: the default one). `device`: where this rank's tensors live. `t0`:
     the `time.monotonic()` at which the launch began (None: now). `board`, `ledger`, `trace`: where to write
     (None: a board that nobody watches, a new ledger, a new trace). `host_of`: the host number of each rank of
-    the group (None: all on 0).
+    the group (None: all on 0). `pacer`: limits messages between hosts (None: nothing does).
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class Communicator(TorchCollectives):
         ledger: Ledger | None = None,
         trace: Trace | None = None,
         host_of: Sequence[int] | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         super().__init__(group, device, t0, board, ledger, trace)
-        self.host_of: tuple[int, ...] = (0,) * self.world_size if host_of is None else tuple(host_of)
+        self.host_of = (0,) * self.world_size if host_of is None else tuple(host_of)
+        self.pacer = pacer
         if len(self.host_of) != self.world_size:
             raise ValueError(
                 f"host_of: expected a host number for each of {self.world_size} ranks, got {self.host_of}"
@@ -107,6 +110,7 @@ class Communicator(TorchCollectives):
             ledger=self.ledger,
             trace=self.trace,
             host_of=host_of,
+            pacer=self.pacer,
         )
         derived._report, derived._subgroups = self._report, self._subgroups
         return derived

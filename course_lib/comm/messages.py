@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from course_lib.comm.board import Board, NullBoard
 from course_lib.comm.ledger import Ledger, Row
+from course_lib.comm.pacer import Due, Pacer
 from course_lib.comm.trace import Trace
 
 
@@ -90,6 +92,10 @@ class Messenger:
         self.board: Board | NullBoard = NullBoard() if board is None else board
         self.ledger = Ledger() if ledger is None else ledger
         self.trace = Trace() if trace is None else trace
+        self.host_of: tuple[int, ...] = (0,) * self.world_size
+        self.pacer: Pacer | None = (
+            None  # holds messages between hosts to a link's rate, where nothing else does
+        )
         self._scratch = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     @property
@@ -145,11 +151,18 @@ class Messenger:
     def _start(self, op: str, *transfers: tuple[Callable, torch.Tensor, int]) -> list[Any]:
         """Hand the transfers (isend or irecv, tensor, peer) to torch; its handles."""
         if self.device.type == "cpu":
-            peers = {dist.isend: "group_dst", dist.irecv: "group_src"}
-            return [call(tensor, group=self.group, **{peers[call]: peer}) for call, tensor, peer in transfers]
+            return [work for transfer in transfers for work in self._on_cpu(*transfer)]
         batch = [dist.P2POp(call, tensor, group=self.group, group_peer=p) for call, tensor, p in transfers]
         with self.board.wait(op, self.ranks[transfers[0][2]]):  # NCCL connects at the first message
             return dist.batch_isend_irecv(batch)
+
+    def _on_cpu(self, call: Callable, tensor: torch.Tensor, peer: int) -> list[Any]:
+        start = partial(call, group=self.group, **{"group_dst" if call is dist.isend else "group_src": peer})
+        here, there = self.host_of[self.rank], self.host_of[peer]
+        if self.pacer is None or here == there:
+            return [start(tensor)]
+        due = Due(self.pacer.reserve(here, there, nbytes(tensor)) if call is dist.isend else 0.0)
+        return [start(due.tensor), start(tensor), due]  # its due time travels ahead of the message
 
     def check_tensor(self, argument: str, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from course_lib.runtime.errors import LaunchError
+from course_lib.runtime.hosts import VirtualHosts
 from course_lib.runtime.options import check_call
 from course_lib.runtime.pool import Pool, RankResults
 
@@ -17,6 +18,8 @@ def launch(
     backend: str = "auto",
     timeout: float = 60.0,
     deadline: float | None = None,
+    hosts: VirtualHosts | None = None,
+    memory_limit: str | int | None = None,
     show: str = "live",
     threads: int = 1,
     env: Mapping[str, str] | None = None,
@@ -30,6 +33,8 @@ def launch(
     * `backend`: "gloo" (CPU), "nccl" (a GPU for each rank), or "auto": nccl if there are GPUs enough.
     * `timeout`: seconds that a rank may wait in one communication; computing is never a hang.
     * `deadline`: seconds for the whole run, or None.
+    * `hosts`: a VirtualHosts on which the ranks are placed, `ranks_per_host` on each in order.
+    * `memory_limit`: "300MB": a rank that allocates more than that, beyond what starting took, runs out of memory.
     * `show`: "live" prints the ranks' lines as they come, "grouped" rank by rank at the end, "none" not at all.
     * `threads`: torch threads of each rank. `env`: more environment variables for the ranks.
     * `start`: "forkserver", "spawn" (a fresh interpreter for each rank; slow), "auto": the best for this system.
@@ -45,6 +50,8 @@ def launch(
             backend=backend,
             timeout=timeout,
             deadline=deadline,
+            hosts=hosts,
+            memory_limit=memory_limit,
             show=show,
             threads=threads,
             env=env,

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from course_lib.runtime.hosts import VirtualHosts
 from course_lib.runtime.output import SHOW
+from course_lib.runtime.sizes import parse_bytes
 
 BACKENDS = ("auto", "gloo", "nccl")
 STARTS = ("auto", "forkserver", "spawn")
@@ -26,6 +28,8 @@ class Options:
     threads: int = 1
     env: Mapping[str, str] | None = None
     start: str = "auto"
+    hosts: VirtualHosts | None = None
+    memory_limit: str | int | None = None
 
     def __post_init__(self) -> None:
         _count("world_size", self.world_size, "the number of ranks")
@@ -33,6 +37,9 @@ class Options:
         _seconds("timeout", self.timeout)
         if self.deadline is not None:
             _seconds("deadline", self.deadline)
+        self._check_hosts()
+        if self.memory_limit is not None:
+            parse_bytes("memory_limit", self.memory_limit)
         for name, value, known in (
             ("backend", self.backend, BACKENDS),
             ("show", self.show, SHOW),
@@ -47,6 +54,22 @@ class Options:
             raise TypeError(
                 f"env: expected a dict of strings to strings, got {self.env!r}; write numbers as strings"
             )
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        return None if self.memory_limit is None else parse_bytes("memory_limit", self.memory_limit)
+
+    def _check_hosts(self) -> None:
+        if self.hosts is None:
+            return
+        if not isinstance(self.hosts, VirtualHosts):
+            raise TypeError(f"hosts: expected VirtualHosts(...) or None, got {self.hosts!r:.60}")
+        if self.world_size > self.hosts.world_size:
+            raise ValueError(
+                f"world_size: expected at most {self.hosts.world_size} ({self.hosts.num_hosts} hosts of "
+                f"{self.hosts.ranks_per_host} ranks), got {self.world_size}; make more hosts, or more ranks on each"
+            )
+        self.hosts.check_open()
 
 
 def _count(name: str, value: Any, what: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from course_lib.comm.ledger import Ledger
 from course_lib.comm.trace import Trace
 from course_lib.runtime.errors import RankError
+from course_lib.runtime.hosts import VirtualHosts
 from course_lib.runtime.options import Options, check_call
 from course_lib.runtime.pickling import pack_task
 from course_lib.runtime.team import Team
@@ -44,12 +45,16 @@ class Pool:
         backend: str = "auto",
         timeout: float = 60.0,
         deadline: float | None = None,
+        hosts: VirtualHosts | None = None,
+        memory_limit: str | int | None = None,
         show: str = "live",
         threads: int = 1,
         env: Mapping[str, str] | None = None,
         start: str = "auto",
     ) -> None:
-        options = Options(world_size, backend, timeout, deadline, show, threads, env, start)
+        options = Options(
+            world_size, backend, timeout, deadline, show, threads, env, start, hosts, memory_limit
+        )
         self.world_size = world_size
         self._ended = ""
         self._team = Team(options)

@@ -6,52 +6,29 @@ a notebook shows it in the wrong place.
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import selectors
 import signal
-import socket
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 
 from course_lib.comm.board import Board
 from course_lib.runtime import report
 from course_lib.runtime.errors import Failure, Frame, LaunchError
+from course_lib.runtime.member import Member, start_member
 from course_lib.runtime.options import Options
 from course_lib.runtime.output import Output, Stream
-from course_lib.runtime.processes import fork_server, numbers
+from course_lib.runtime.processes import fork_server
 
 _TICK_S = 0.02  # how often waits and deaths are looked at
 _SETTLE_S = 0.15  # after a failure: others that fail on their own at the same time are reported too
 _CAUSE_S = 1.0  # after a failure that looks like a consequence: its cause may come later
 _START_S = 60.0  # the least time the ranks get to find each other
 _END_S = 2.0
-
-
-@dataclass
-class Member:
-    """One rank: its process, its channel, its output, and how far it got."""
-
-    rank: int
-    number: int  # its name at the fork server
-    channel: Connection
-    streams: list[Stream]
-    stacks: Any  # the file into which faulthandler writes
-    state: str = "starting"
-    pid: int = 0
-    port: int | None = None
-    place: tuple[str, str, int] = ("", "", 0)  # backend, device, GPUs found
-    done: Any = None  # (ended, ledger, trace, pickled result)
-    failure: Failure | None = None
-    gone: float | None = None  # when its channel closed
 
 
 @dataclass
@@ -70,53 +47,15 @@ class Team:
         self.began = time.monotonic()
         try:
             for rank in range(self.options.world_size):
-                self._start(rank)
+                self.members.append(start_member(rank, self.options, self.server, self.board))
             self._until("hello", None)
             port = self.members[0].port
             for member in self.members:
-                self._tell(member, "connect", port)
+                member.tell("connect", port)
             self._until("ready", None)
         except BaseException:
             self.abort()
             raise
-
-    # --- starting
-
-    def _start(self, rank: int) -> None:
-        ours, theirs = socket.socketpair()
-        pipes = [os.pipe(), os.pipe()]
-        stacks = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by _end)
-        handed = [theirs.fileno(), pipes[0][1], pipes[1][1], self.board.fd, stacks.fileno()]
-        streams = [Stream(pipe[0], rank, is_error=index == 1) for index, pipe in enumerate(pipes)]
-        member = Member(rank, next(numbers), Connection(ours.detach()), streams, stacks)
-        self.members.append(member)
-        try:
-            self.server.start(member.number, handed, [])
-            member.channel.send_bytes(json.dumps(self._setup(rank)).encode())
-        finally:
-            theirs.close()
-            for _, write in pipes:
-                os.close(write)
-
-    def _setup(self, rank: int) -> dict[str, Any]:
-        world_size, options = self.options.world_size, self.options
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-        loopback = {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
-        variables = {**loopback, **os.environ, **{k: str(v) for k, v in names.items()}, **(options.env or {})}
-        return {
-            "sys_path": [path or os.getcwd() for path in sys.path],
-            "cwd": os.getcwd(),
-            "env": variables,
-            "rank": rank,
-            "world_size": world_size,
-            "local_rank": rank,
-            "local_world_size": world_size,
-            "host_of": [0] * world_size,
-            "address": "127.0.0.1",
-            "backend": options.backend,
-            "timeout": options.timeout,
-            "threads": options.threads,
-        }
 
     # --- running
 
@@ -128,7 +67,7 @@ class Team:
             self.began = time.monotonic()
             for member in self.members:
                 member.state, member.done = "running", None
-                self._tell(member, "run", self.run_number, self.began, payload, sources)
+                member.tell("run", self.run_number, self.began, payload, sources)
             deadline = self.options.deadline
             self._until("done", None if deadline is None else self.began + deadline)
             self._drain()
@@ -137,12 +76,6 @@ class Team:
         except BaseException:
             self.abort()
             raise
-
-    def _tell(self, member: Member, *message: Any) -> None:
-        try:
-            member.channel.send_bytes(pickle.dumps(message))
-        except OSError:
-            pass  # it is gone: the loop finds out how
 
     def _until(self, state: str, deadline: float | None) -> None:
         """Read what the ranks say until all are in `state`; raise if one fails, or waits too long."""
@@ -166,27 +99,10 @@ class Team:
                     looked = time.monotonic()
 
     def _listen(self, member: Member) -> bool:
-        """Take one message of a rank; False when it will say no more."""
-        try:
-            kind, *content = pickle.loads(member.channel.recv_bytes())
-            if kind == "done":
-                member.done = (*content, member.channel.recv_bytes())
-        except (EOFError, OSError):
-            member.gone = time.monotonic()
-            return False
-        if kind == "progress":
-            self.output.progress(content[0])
-        elif kind == "hello":
-            member.pid, member.port = content
-        elif kind == "ready":
-            member.place = tuple(content)  # type: ignore[assignment]
-        elif kind == "failed":
-            data = content[0]
-            data["frames"] = [Frame(**frame) for frame in data["frames"]]
-            member.failure = Failure(member.rank, **data)
-        if kind != "progress":
-            member.state = kind
-        return True
+        message = member.listen()
+        if message is not None and message[0] == "progress":
+            self.output.progress(message[1][0])
+        return message is not None
 
     # --- watching
 
@@ -198,7 +114,7 @@ class Team:
                 if status is None and now - member.gone > 0.5:
                     self.server.kill([member.number])  # it closed its channel but lives on
                 if status is not None:
-                    frames = report.parse_stack(self._read_stacks(member))
+                    frames = report.parse_stack(member.read_stacks())
                     member.state = "dead"
                     member.failure = Failure(member.rank, "", "", frames, "", status, member.gone)
         failures = [member.failure for member in self.members if member.failure is not None]
@@ -250,11 +166,7 @@ class Team:
             os.kill(member.pid, signal.SIGUSR1)
         time.sleep(0.1)  # faulthandler answers at once, whatever the rank is doing
         stacks = {m.rank: m.failure.frames if m.failure else [] for m in self.members}
-        return stacks | {m.rank: report.parse_stack(self._read_stacks(m)) for m in asked}
-
-    def _read_stacks(self, member: Member) -> str:
-        member.stacks.seek(0)
-        return member.stacks.read()
+        return stacks | {m.rank: report.parse_stack(m.read_stacks()) for m in asked}
 
     def _drain(self) -> None:
         """Read what is already in the pipes: a rank's output was written before it reported."""
@@ -269,7 +181,7 @@ class Team:
     def close(self) -> None:
         """End the ranks in peace."""
         for member in self.members:
-            self._tell(member, "bye")
+            member.tell("bye")
         self._end(_END_S)
 
     def abort(self) -> None:
@@ -289,10 +201,7 @@ class Team:
             self.output.finish()
             self.server.forget(own)
             for member in self.members:
-                member.channel.close()
-                member.stacks.close()
-                for stream in member.streams:
-                    stream.close()
+                member.close()
             self.board.close()
 
 

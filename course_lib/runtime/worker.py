@@ -27,7 +27,9 @@ import torch.distributed as dist
 
 from course_lib.comm.board import Board
 from course_lib.comm.communicator import Communicator
+from course_lib.comm.pacer import Pacer
 from course_lib.runtime.errors import Frame
+from course_lib.runtime.limits import MemoryLimit
 from course_lib.runtime.pickling import pack_result, unpack_task
 from course_lib.runtime.watch import watch_torch
 
@@ -45,6 +47,8 @@ def main(channel: Connection, board_fd: int, stacks_fd: int, setup: dict[str, An
     try:
         comm = _connect(channel, board, setup)
         watch_torch(board)
+        limit = MemoryLimit(setup["memory_limit"], comm.device) if setup["memory_limit"] else None
+        _say(channel, "ready", comm.backend, str(comm.device), torch.cuda.device_count())
     except BaseException as error:
         _say(channel, "failed", _failure(error))
     while True:
@@ -56,7 +60,7 @@ def main(channel: Connection, board_fd: int, stacks_fd: int, setup: dict[str, An
             if comm.backend == "nccl":
                 dist.destroy_process_group()
             return
-        _run(channel, comm, board, *content)
+        _run(channel, comm, board, limit, *content)
 
 
 def _say(channel: Connection, *message: Any) -> None:
@@ -91,9 +95,9 @@ def _connect(channel: Connection, board: Board, setup: dict[str, Any]) -> Commun
         dist, "set_timeout", dist.distributed_c10d._set_pg_timeout
     )  # public since torch 2.14
     set_timeout(timeout, dist.group.WORLD)
-    comm = Communicator(device=device, board=board, host_of=setup["host_of"])
+    pacer = Pacer(setup["pacer"], setup["bytes_per_s"]) if setup["pacer"] else None
+    comm = Communicator(device=device, board=board, host_of=setup["host_of"], pacer=pacer)
     comm._report = lambda message: _say(channel, "progress", message)
-    _say(channel, "ready", backend, str(device), torch.cuda.device_count())
     return comm
 
 
@@ -118,6 +122,7 @@ def _run(
     channel: Connection,
     comm: Communicator,
     board: Board,
+    limit: MemoryLimit | None,
     run: int,
     t0: float,
     payload: bytes,
@@ -138,8 +143,12 @@ def _run(
         _say(channel, "done", ended, comm.ledger, comm.trace)
         channel.send_bytes(result)
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the function did not return
+        out_of_memory = limit.explain(error) if limit else None
         _flush()
-        _say(channel, "failed", _failure(error))
+        failure = _failure(error)
+        if out_of_memory:
+            failure |= {"exc_type": "OutOfMemoryError", "exc_message": out_of_memory}
+        _say(channel, "failed", failure)
 
 
 def _call(fn: Callable, comm: Communicator, args: tuple) -> Any:
