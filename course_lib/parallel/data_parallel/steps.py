@@ -186,7 +186,7 @@ def _check_shapes(where: str, parts: Sequence[torch.Tensor], dim: int) -> None:
 def _warn_of_scalars(where: str, num_replicas: int) -> None:
     warnings.warn(
         f"gather: was asked to gather along dimension 0, but {where} of every replica is a scalar; the result is a "
-        f"vector of {num_replicas}. If each is the mean over a slice of the batch, their mean is the batch's only where "
+        f"vector of {num_replicas}. If each is the mean over a slice of the batch, their mean is the batch's only if "
         "all slices have the same length: return a value for each sample, or compute the loss outside",
         stacklevel=5,
     )
