@@ -22,6 +22,7 @@ To add a way to train: a class with `step` and `full_state_dict`, and a line in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from torch.nn import functional as F
 
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.data_parallel import DataParallel
+from course_lib.parallel.parameter_server import ParameterServer
 from course_lib.plan.partition import chunk_bounds
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -75,18 +77,52 @@ class Single:
         accumulate: int = 1,
     ) -> None:
         self.model, self.comm = model, comm
-        self.optimizer = optimizer(model.parameters())
-        self.loss_fn, self.clip_norm, self.accumulate = loss_fn, clip_norm, accumulate
+        self.optimizer = clipped(optimizer, clip_norm)(model.parameters())
+        self.loss_fn, self.accumulate = loss_fn, accumulate
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         self.optimizer.zero_grad()
         loss = backward_in_pieces(self.model, inputs, targets, self.loss_fn, self.accumulate)
-        clip_(self.model.parameters(), self.clip_norm)
         self.optimizer.step()
         return loss
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         return copied(self.model.state_dict())
+
+
+class SynchronousServer:
+    """A parameter server: every rank computes the gradient of its slice, rank `server` adds up and updates.
+
+    aggregate, server: see `ParameterServer`. A rank whose slice is empty sends no gradient.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        optimizer: MakeOptimizer,
+        *,
+        loss_fn: Loss = F.cross_entropy,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        **options: Any,
+    ) -> None:
+        self.model, self.comm = model, comm
+        self.server = ParameterServer(model, comm, clipped(optimizer, clip_norm), **options)
+        self.loss_fn, self.accumulate = loss_fn, accumulate
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        start, stop = chunk_bounds(len(inputs), self.comm.world_size)[self.comm.rank]
+        mine = inputs[start:stop], targets[start:stop]
+        loss = math.nan
+        if stop > start:
+            loss = backward_in_pieces(self.model, *mine, self.loss_fn, self.accumulate)
+        self.server.push(stop - start, loss)
+        return self.server.pull()
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The server's; the other ranks' differ in the buffers that forward writes, such as BatchNorm's."""
+        return broadcast_state(self.comm, copied(self.model.state_dict()), self.server.server)
 
 
 class OneProcessDataParallel(Single):
@@ -134,6 +170,7 @@ class OneProcessDataParallel(Single):
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "single": Single,
+    "parameter_server": SynchronousServer,
     "data_parallel": OneProcessDataParallel,
 }
 """name -> what makes it, called as `build` says."""
@@ -152,26 +189,38 @@ def backward_in_pieces(
     """Add the gradient of the batch's mean loss to the parameters', a piece of the batch at a time; return the loss.
 
     The pieces may differ in length, so each counts with its share of the samples: the mean of their means would be
-    another number. Raises ValueError where there are more pieces than samples.
+    another number. Fewer samples than pieces make fewer pieces. Raises ValueError for fewer than one.
     """
-    if not 1 <= num_pieces <= len(inputs):
-        raise ValueError(
-            f"accumulate: expected 1…{len(inputs)} pieces of {len(inputs)} samples, got {num_pieces}"
-        )
-    total = 0.0
-    for start, stop in chunk_bounds(len(inputs), num_pieces):
+    if num_pieces < 1:
+        raise ValueError(f"accumulate: expected 1 piece or more, got {num_pieces}")
+    total, pieces = 0.0, chunk_bounds(len(inputs), max(1, min(num_pieces, len(inputs))))
+    for start, stop in pieces:
         loss = loss_fn(forward(inputs[start:stop]), targets[start:stop])
-        if num_pieces > 1:
+        if len(pieces) > 1:
             loss = loss * ((stop - start) / len(inputs))
         loss.backward()
         total += loss.item()
     return total
 
 
-def clip_(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> None:
-    """Scale the parameters' gradients in place, all by one factor, so that their norm is at most `clip_norm`."""
-    if clip_norm is not None:
-        nn.utils.clip_grad_norm_(parameters, clip_norm)
+def clipped(optimizer: MakeOptimizer, clip_norm: float | None) -> MakeOptimizer:
+    """Makes the same optimizer, which before each update scales the gradients to a norm of at most `clip_norm`.
+
+    For ways to train in which the whole gradient is in one place when the update begins.
+    """
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        parameters = list(parameters)
+        made = optimizer(parameters)
+        if clip_norm is not None:
+
+            def clip(*_: Any) -> None:
+                nn.utils.clip_grad_norm_(parameters, clip_norm)
+
+            made.register_step_pre_hook(clip)
+        return made
+
+    return make
 
 
 def copied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
