@@ -8,6 +8,7 @@ is also the one place that meets torch's renamed collectives and the backends th
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -101,7 +102,8 @@ class TorchCollectives(Messenger):
                 handle.wait()
                 return None
         if self.device.type == "cpu":
-            handle.works[0].get_future().add_done_callback(lambda _: handle.note_end())
+            with suppress(RuntimeError):  # some of gloo's have no future: then the end is noted by `wait`
+                handle.works[0].get_future().add_done_callback(lambda _: handle.note_end())
         return handle
 
     def _torch_op(self, name: str) -> Any:
