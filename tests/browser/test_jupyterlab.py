@@ -152,7 +152,7 @@ def page(lab: Lab) -> Iterator:
     with playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         try:
-            yield browser.new_page(viewport={"width": 1400, "height": 1000})
+            yield browser.new_page(viewport={"width": 1400, "height": 1120})
         finally:
             browser.close()
 
