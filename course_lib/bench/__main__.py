@@ -14,10 +14,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from course_lib.bench import ring
+from course_lib.bench import launch, links, ring
 from course_lib.bench.rows import BenchRow, table
 
-BENCHES: dict[str, Callable[[Sequence[int]], list[BenchRow]]] = {"ring": ring.rows}
+BENCHES: dict[str, Callable[[Sequence[int]], list[BenchRow]]] = {
+    "launch": launch.rows,
+    "links": links.rows,
+    "ring": ring.rows,
+}
 """Name -> a function that takes the world sizes and returns its rows."""
 
 
