@@ -146,7 +146,8 @@ def _clean_outputs(outputs: list[NotebookNode], count: int | None) -> list[Noteb
 
 def _clean_data(data: NotebookNode) -> NotebookNode:
     if _WIDGET in data or data.get("text/plain") == WIDGET_NOTE:
-        still = {mime: data[mime] for mime in ("image/png",) if mime in data}  # a picture the widget brought along
+        # A picture that the widget brought along stays: it is what a reader on the web sees.
+        still = {mime: data[mime] for mime in ("image/png",) if mime in data}
         return NotebookNode({"text/plain": WIDGET_NOTE, **still})
     return NotebookNode({mime: _scrub(v) if isinstance(v, str) else v for mime, v in data.items()})
 
