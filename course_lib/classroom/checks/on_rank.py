@@ -16,8 +16,16 @@ from course_lib.comm.communicator import Communicator
 from course_lib.runtime.errors import is_users
 
 LIBRARY_NAMES = frozenset(
-    "ring_all_reduce ring_reduce_scatter ring_all_gather tree_all_reduce tree_reduce tree_broadcast "
-    "naive_all_reduce hierarchical_all_reduce".split()
+    [
+        "ring_all_reduce",
+        "ring_reduce_scatter",
+        "ring_all_gather",
+        "tree_all_reduce",
+        "tree_reduce",
+        "tree_broadcast",
+        "naive_all_reduce",
+        "hierarchical_all_reduce",
+    ]
 )
 """The names under which the library's own collectives enter the board."""
 
