@@ -91,31 +91,30 @@ def _in_words(guess: float, measured: float, unit: str, world_size: int | None, 
         if off <= percent / 100:
             return f"within {percent} %"
     side = "too large" if guess > measured else "too small"
-    for factor, what in _known(unit, world_size, itemsize):
-        if abs(times / factor - 1) < 0.02:
-            return f"{side} by a factor of {factor:.4g}: {what}?"
+    known = [
+        (factor, what)
+        for factor, what in _known(unit, world_size, itemsize)
+        if abs(times / factor - 1) < 0.02
+    ]
+    if known:
+        ideas = " or ".join(what for _, what in known[:2])  # two may have the same factor: 4 bytes, 4 ranks
+        return f"{side} by a factor of {known[0][0]:.4g}: {ideas} mixed up?"
     return f"{side} by a factor of {times:.3g}"
 
 
 def _known(unit: str, world_size: int | None, itemsize: int) -> Iterator[tuple[float, str]]:
-    """Factors that say something, the most likely first; which way round the mix-up goes is left to the reader."""
+    """Factors that say something, and what was mixed up; the most likely first. Which way round is not said."""
     if "byte" in unit.lower() or unit.endswith("B"):
-        yield itemsize, "elements and bytes mixed up"
-    yield 8, "bits and bytes mixed up"
+        yield itemsize, "elements and bytes"
     if world_size is not None and world_size > 1:
         N = world_size
-        yield (
-            N,
-            "one rank and all N ranks mixed up"
-            if N > 2
-            else "one rank and both ranks mixed up, or one way and both ways",
-        )
-        yield N - 1, "N-1 messages counted as one, or one as N-1"
-        yield 2 * (N - 1), "the 2*(N-1) steps"
-        yield N / (N - 1), "N and N-1 mixed up"
-        yield N * itemsize, "elements and bytes, and one rank and all ranks, mixed up"
-        yield N / 2, "N/2, half of the ranks"
-    yield 2, "one way and both ways, or one half of the algorithm and both, mixed up"
-    yield 4, "2 times 2, or elements of 4 bytes and bytes mixed up"
-    for factor, what in ((1e3, "kilo"), (1e6, "mega, or seconds and microseconds"), (1e9, "giga")):
-        yield factor, f"a unit, {what}"
+        yield N, "one rank and all N ranks"
+        yield N - 1, "one step and N-1 steps"
+        yield 2 * (N - 1), "one step and 2*(N-1) steps"
+        yield N / (N - 1), "N and N-1"
+    if unit not in ("", "messages", "steps"):
+        yield 8, "bits and bytes"
+    yield 2, "one way and both ways"
+    yield 1e3, "units (kilo)"
+    yield 1e6, "units (mega)"
+    yield 1e9, "units (giga)"
