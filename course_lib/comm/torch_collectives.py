@@ -8,6 +8,7 @@ is also the one place that meets torch's renamed collectives and the backends th
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from course_lib.comm.ops import AVG, SUM, average_, check_op, torch_op
 from course_lib.plan import traffic
 
 # Renamed in torch 2.14, where the old names warn; before, the old names are the only ones.
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+torch_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+torch_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class TorchCollectives(Messenger):
@@ -65,7 +66,7 @@ class TorchCollectives(Messenger):
         self._check_chunks("reduce_scatter(out, tensor)", whole=tensor, chunk=out)
         name, dense, whole = check_op(op, tensor), out.detach().contiguous(), tensor.detach().contiguous()
         flat = (dense.view(-1), whole.view(-1))
-        call = lambda: _reduce_scatter(*flat, self._torch_op(name), self.group, async_op=True)
+        call = lambda: torch_reduce_scatter(*flat, self._torch_op(name), self.group, async_op=True)
         counts = traffic.ring_reduce_scatter_bytes(*self._sizes(tensor))[self.rank]
         signature, messages = f"{describe(tensor)} {name}", self.world_size - 1
         finish = lambda: copy_back(self._averaged(dense, name), out)
@@ -77,7 +78,7 @@ class TorchCollectives(Messenger):
         self.check_tensor("all_gather(tensor)", tensor)
         self._check_chunks("all_gather(out, tensor)", whole=out, chunk=tensor)
         dense, chunk = out.detach().contiguous(), tensor.detach().contiguous()
-        call = lambda: _all_gather(dense.view(-1), chunk.view(-1), self.group, async_op=True)
+        call = lambda: torch_all_gather(dense.view(-1), chunk.view(-1), self.group, async_op=True)
         counts = traffic.ring_all_gather_bytes(*self._sizes(out))[self.rank]
         finish, messages = lambda: copy_back(dense, out), self.world_size - 1
         return self._collective("all_gather", describe(out), call, counts, messages, finish, async_op)
@@ -101,7 +102,8 @@ class TorchCollectives(Messenger):
                 handle.wait()
                 return None
         if self.device.type == "cpu":
-            handle.works[0].get_future().add_done_callback(lambda _: handle.note_end())
+            with suppress(RuntimeError):  # some of gloo's have no future: then the end is noted by `wait`
+                handle.works[0].get_future().add_done_callback(lambda _: handle.note_end())
         return handle
 
     def _torch_op(self, name: str) -> Any:

@@ -116,8 +116,8 @@ def address_of(number: int) -> str:
 
 
 def limit(device: str, rate: int) -> str:
-    """A token bucket. It may hold 4 ms of traffic, at least one packet as the kernel makes them (64 KiB)."""
-    burst = max(rate // 8 // 250, 70_000)
+    """A token bucket. It holds 1 ms of traffic, at least two packets: so much may pass at once after a pause."""
+    burst = max(rate // 8 // 1000, 2 * (MTU + 14))
     return f"qdisc add dev {device} root tbf rate {rate}bit burst {burst} latency 400ms"
 
 

@@ -23,6 +23,7 @@ from course_lib.runtime.member import Member, start_member
 from course_lib.runtime.options import Options
 from course_lib.runtime.output import Output, Stream
 from course_lib.runtime.processes import fork_server
+from course_lib.runtime.standing import Standing
 
 _TICK_S = 0.02  # how often waits and deaths are looked at
 _SETTLE_S = 0.15  # after a failure: others that fail on their own at the same time are reported too
@@ -133,8 +134,8 @@ class Team:
     def _patience(self) -> float:
         return self.options.timeout if self.run_number else max(self.options.timeout, _START_S)
 
-    def _standings(self) -> dict[int, report.Standing]:
-        return {m.rank: report.Standing.of(self.board, m.rank, m.state, self.began) for m in self.members}
+    def _standings(self) -> dict[int, Standing]:
+        return {m.rank: Standing.of(self.board, m.rank, m.state, self.began) for m in self.members}
 
     def _failed(self, failures: list[Failure]) -> LaunchError:
         if all(report.is_timeout(failure) or report.is_consequence(failure) for failure in failures) and any(

@@ -189,6 +189,21 @@ def test_paths_in_outputs_are_the_checkouts(shown):
     assert _scrub("File /c/x.py, /h", Path("/c"), Path("/")) == "File x.py, /h"
 
 
+def test_the_picture_that_a_widget_brings_along_stays():
+    notebook = _fine()
+    view = {
+        "application/vnd.jupyter.widget-view+json": {"model_id": "a"},
+        "image/png": "UE5H",
+        "text/plain": "W()",
+    }
+    notebook.cells[1].outputs[0].data = nbformat.from_dict(view)
+    once = clean(notebook)
+    assert (
+        once.cells[1].outputs[0].data == {"text/plain": WIDGET_NOTE, "image/png": "UE5H"}
+        and clean(once) == once
+    )
+
+
 def test_another_layout_of_the_file_is_found():
     assert findings(_fine(), json.dumps(_fine())) != []
 

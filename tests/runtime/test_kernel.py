@@ -111,7 +111,8 @@ def test_interrupt(kernel: Kernel) -> None:
     time.sleep(0.05)
     kernel.interrupt()  # a second one is harmless
     shown = kernel.finish(request)
-    assert shown.error == "KeyboardInterrupt" and shown.seconds < 0.5 + 3 + 1
+    # If the second one comes while IPython still writes the first one's traceback, it prints the name alone.
+    assert "KeyboardInterrupt" in shown.error + shown.stderr and shown.seconds < 0.5 + 3 + 1
     assert ranks_of(kernel.pid) == []
     assert kernel.run("launch(lambda comm: comm.rank, world_size=3)").values == ["[0, 1, 2]"]
 

@@ -104,8 +104,9 @@ def clean(notebook: NotebookNode) -> NotebookNode:
     for cell in cleaned.cells:
         kept = tags(cell)
         cell.metadata = nbformat.from_dict({"tags": kept} if kept else {})
+    has_run = any(cell.execution_count is not None for cell in code_cells(cleaned))
     for number, cell in enumerate(code_cells(cleaned), start=1):
-        if cell.execution_count is not None or GPU in tags(cell):
+        if cell.execution_count is not None or (has_run and GPU in tags(cell)):
             cell.execution_count = number
         cell.outputs = _clean_outputs(cell.outputs, cell.execution_count)
     return cleaned
@@ -144,8 +145,10 @@ def _clean_outputs(outputs: list[NotebookNode], count: int | None) -> list[Noteb
 
 
 def _clean_data(data: NotebookNode) -> NotebookNode:
-    if _WIDGET in data:
-        return NotebookNode({"text/plain": WIDGET_NOTE})
+    if _WIDGET in data or data.get("text/plain") == WIDGET_NOTE:
+        # A picture that the widget brought along stays: it is what a reader on the web sees.
+        still = {mime: data[mime] for mime in ("image/png",) if mime in data}
+        return NotebookNode({"text/plain": WIDGET_NOTE, **still})
     return NotebookNode({mime: _scrub(v) if isinstance(v, str) else v for mime, v in data.items()})
 
 
@@ -169,7 +172,14 @@ def findings(notebook: NotebookNode, text: str | None = None) -> list[str]:
     `text`: the file's text, to see also that it is laid out as `dumps` does.
     """
     found = _unclean(notebook)
-    for number, cell in enumerate(code_cells(notebook), start=1):
+    numbered = list(enumerate(code_cells(notebook), start=1))
+    unrun = [where(n, cell) for n, cell in numbered if cell.execution_count is None and GPU not in tags(cell)]
+    if unrun:
+        found.append(
+            f"{len(unrun)} of {len(numbered)} code cells never ran, and nbval would not compare them: run "
+            f"`make notebooks` (the first is {unrun[0]})"
+        )
+    for number, cell in numbered:
         found += [f"{where(number, cell)}: {what}" for what in _cell_findings(cell)]
     if not found and text is not None and text != dumps(clean(notebook)):
         found.append("the file is laid out in another way than `make notebooks` does: run it")
@@ -205,8 +215,6 @@ def _cell_findings(cell: NotebookNode) -> list[str]:
     num_lines = len(cell.source.strip().splitlines())
     if num_lines == 0:
         found.append("it is empty: delete it")
-    elif cell.execution_count is None and GPU not in tags(cell):
-        found.append("it never ran, and nbval would not compare it: run `make notebooks`")
     if num_lines > MAX_CELL_LINES:
         found.append(
             f"it has {num_lines} lines, more than {MAX_CELL_LINES}: move code into course_lib, or split it"

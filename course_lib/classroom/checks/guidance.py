@@ -1,0 +1,74 @@
+"""Help with an exercise: hints that open one at a time, and the solution."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from course_lib.classroom.checks.exercises import exercise_named
+from course_lib.classroom.checks.hints import HINTS
+from course_lib.classroom.checks.verdict import plural
+
+_opened: dict[str, int] = {}
+
+
+def hint(name: str) -> None:
+    """Print the next hint for exercise `name`, and how many are left. Raises ValueError for an unknown exercise."""
+    hints = HINTS[exercise_named(name).name]
+    number = _opened.get(name, 0)
+    if number == len(hints):
+        print(f"All {len(hints)} hints are open:")
+        for index, text in enumerate(hints, start=1):
+            print(f"{index}. {text}")
+        print(f'The solution: show_solution("{name}")')
+        return
+    _opened[name] = number + 1
+    left = len(hints) - number - 1
+    rest = (
+        f"{plural(left, 'hint')} left"
+        if left
+        else f'that was the last; the solution: show_solution("{name}")'
+    )
+    print(f"Hint {number + 1} of {len(hints)}: {hints[number]}\n({rest})")
+
+
+def close_hints() -> None:
+    """Begin with the first hint again, for every exercise."""
+    _opened.clear()
+
+
+def show_solution(name: str) -> None:
+    """Print the source of the function that solves exercise `name`, and of the helpers in its module that it calls.
+
+    Raises ValueError for an unknown exercise.
+    """
+    solution = exercise_named(name).solution
+    print(f"# {solution.__module__.replace('.', '/')}.py\n")
+    print(
+        "\n\n".join(
+            inspect.getsource(function).rstrip() + "\n" for function in _with_helpers(solution)
+        ).rstrip()
+    )
+
+
+def _with_helpers(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The function, then the functions of its module that it calls, and theirs, in the order of the calls."""
+    module = sys.modules[function.__module__]
+    found: list[Any] = [function]
+    for current in found:
+        for name in _names(inspect.unwrap(current).__code__):
+            helper = getattr(module, name, None)
+            own = inspect.isfunction(helper) and helper.__module__ == module.__name__
+            if own and helper not in found:
+                found.append(helper)
+    return found
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
