@@ -105,7 +105,9 @@ def test_gradients_reach_the_inputs_and_second_derivatives_exist() -> None:
 
 
 def test_a_recurrent_network_whose_batch_is_dimension_1() -> None:
-    lstm = nn.LSTM(5, 4, num_layers=2).double()  # keeps a second list of its weights
+    lstm = nn.LSTM(5, 4, num_layers=2).double()
+    second = replicate(lstm, Wires([torch.device("cpu")] * 2))[1]
+    assert second._flat_weights[0] is second.weight_ih_l0  # the second list that it keeps of its weights
     sequence = torch.randn(3, 5, 5, dtype=torch.float64)  # (steps, batch, features)
     output, (h, c) = lstm(sequence)
     (output.sum() + h.square().sum() + c.sum()).backward()
