@@ -238,10 +238,3 @@ _ALL: list[Exercise] = [
     ),
 ]
 EXERCISES: dict[str, Exercise] = {exercise.name: exercise for exercise in _ALL}
-
-
-def exercise_named(name: object) -> Exercise:
-    """Raises ValueError for a name that is no exercise's; it lists those that are."""
-    if not isinstance(name, str) or name not in EXERCISES:
-        raise ValueError(f"there is no exercise {name!r}; the exercises are: {', '.join(EXERCISES)}")
-    return EXERCISES[name]

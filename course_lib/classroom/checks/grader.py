@@ -8,11 +8,13 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from course_lib.classroom.checks.catalogue import CATALOGUE, exercise_named
 from course_lib.classroom.checks.costs import judge_costs
 from course_lib.classroom.checks.diary import read
 from course_lib.classroom.checks.endings import clean, judge_ending
-from course_lib.classroom.checks.exercises import EXERCISES, Exercise, exercise_named
+from course_lib.classroom.checks.exercises import Exercise
 from course_lib.classroom.checks.on_rank import run_cases
+from course_lib.classroom.checks.runs import RunExercise
 from course_lib.classroom.checks.values import judge_values
 from course_lib.classroom.checks.verdict import NOT_ATTEMPTED, Verdict, failed
 from course_lib.classroom.checks.world import World
@@ -38,6 +40,8 @@ def check(name: Any, fn: Any = None, *, timeout: float = 5.0) -> Verdict:
     exercise, fn = _arguments(name, fn)
     if is_stub(fn):
         return NOT_ATTEMPTED
+    if isinstance(exercise, RunExercise):
+        return exercise.grade(fn, timeout)
     problem, with_op = _signature(exercise, fn)
     if problem:
         return failed(problem)
@@ -54,14 +58,14 @@ def check(name: Any, fn: Any = None, *, timeout: float = 5.0) -> Verdict:
     return judge_costs(worlds) or _passed(exercise, worlds, with_op)
 
 
-def _arguments(name: Any, fn: Any) -> tuple[Exercise, Callable[..., Any]]:
+def _arguments(name: Any, fn: Any) -> tuple[Exercise | RunExercise, Callable[..., Any]]:
     if callable(name):
         name, fn = fn, name
     if not callable(fn):
         raise TypeError(f'fn: expected a function, as in check("ring_all_reduce", my_function); got {fn!r}')
     if name is None:
         own = getattr(fn, "__name__", "")
-        name = next((known for known in EXERCISES if own == known or own.endswith(f"_{known}")), own)
+        name = next((known for known in CATALOGUE if own == known or own.endswith(f"_{known}")), own)
     return exercise_named(name), fn
 
 

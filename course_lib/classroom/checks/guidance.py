@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from course_lib.classroom.checks.exercises import exercise_named
+from course_lib.classroom.checks.catalogue import exercise_named
 from course_lib.classroom.checks.hints import HINTS
 from course_lib.classroom.checks.verdict import plural
 

@@ -55,4 +55,42 @@ HINTS: dict[str, tuple[str, ...]] = {
         "Receive into a buffer, torch.empty_like(tensor), where you add, and into `tensor` itself on the "
         "way down.",
     ),
+    "weighted_mean": (
+        "Two ranks: one has the samples 0.3 and 0.2, the other 0.8. Each sends the mean of its own. What is "
+        "the mean of the "
+        "three samples, and how much of it is the first rank's?",
+        "A rank's mean times its number of samples is the sum over its samples. Sums may be added.",
+        "Add gradient * count over the ranks, then divide by sum(counts). Make a new tensor: the gradients "
+        "must stay.",
+    ),
+    "sharded_step": (
+        "Each rank is the server of one chunk. Which part of your gradient does rank 2 need, and what does "
+        "it never see?",
+        "Push: send chunk s of your gradient to rank s, for every other rank s, and receive everybody's part "
+        "of your own "
+        "chunk. Everybody sends and receives at once, so use comm.exchange.",
+        "Step k = 1 ... N-1: exchange with the rank k places on, (rank + k) % N, and the rank k places back, "
+        "(rank - k) % N. "
+        "Then nobody gets two messages at once.",
+        "Between push and pull, on your own chunk: parameters -= learning_rate * gradient, for your "
+        "gradient's part and for "
+        "each that came. Then the pull: your chunk goes to everybody, and theirs come into their places.",
+        "Cut with course_lib.plan.partition.chunk_bounds(len(parameters), N). parameters[start:stop] is a "
+        "view: what you "
+        "subtract from it or receive into it is in `parameters`.",
+    ),
+    "may_pull": (
+        "A worker holds parameters of version 3; the newest is 5. How stale is its update, if it comes now? "
+        "And if two others "
+        "in flight come first?",
+        "Nobody knows the order, so think of the worst: everybody else in flight pushes before the one you "
+        "look at. The new "
+        "worker will be in flight too.",
+        "For a worker that pulled version v: version - v updates have come since, and as many as there are "
+        "others in "
+        "flight may still come, the new one among them. No such sum may be larger than the bound.",
+        "The worker with the oldest version is the one to look at: version - min(in_flight.values()) + "
+        "len(in_flight) <= "
+        "bound. And if nobody is in flight? Then one may always pull.",
+    ),
 }

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from course_lib.classroom.checks.cases import Case
+from course_lib.classroom.checks.catalogue import exercise_named
 from course_lib.classroom.checks.diary import Diary, Observation, as_tensor
-from course_lib.classroom.checks.exercises import EXERCISES, Call
+from course_lib.classroom.checks.exercises import Call, Exercise
 from course_lib.comm.board import Board
 from course_lib.comm.communicator import Communicator
 from course_lib.runtime.errors import is_users
@@ -34,7 +35,8 @@ def run_cases(
     comm: Communicator, fn: Callable[..., Any], name: str, cases: list[Case], folder: str, own: bool
 ) -> None:
     """Call `fn` on every case of exercise `name`. `own`: the library's function itself is being checked."""
-    exercise, diary = EXERCISES[name], Diary(folder, comm.rank)
+    exercise, diary = exercise_named(name), Diary(folder, comm.rank)
+    assert isinstance(exercise, Exercise)
     try:
         with diary.watching(comm):
             for number, case in enumerate(cases):

@@ -75,7 +75,7 @@ class AsyncParameterServer:
         optimizer: MakeOptimizer,
         bound: int | None = None,
         server: int = 0,
-        serving: type[Serving] = Serving,
+        serving: Callable[..., Serving] = Serving,
     ) -> None:
         check_optimizer(comm, optimizer)
         check_server(comm, server)

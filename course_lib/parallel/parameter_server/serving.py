@@ -102,9 +102,14 @@ class Serving:
             self.queue.append(worker)
             self.state.wait_for(lambda: self.queue[0] == worker and self._may_pull())
             self.queue.popleft()
-            self.in_flight[worker] = self.version
-            self.state.notify_all()
-            return self.flat.read()
+            return self.hand_out(worker)
+
+    def hand_out(self, worker: int) -> torch.Tensor:
+        """A copy of the parameters, of the version that `worker` now has. The caller holds the lock."""
+        self.in_flight[worker] = self.version
+        self.report.at_once = max(self.report.at_once, len(self.in_flight))
+        self.state.notify_all()
+        return self.flat.read()
 
     def _may_pull(self) -> bool:
         return self.bound is None or self.may_pull(self.version, dict(self.in_flight), self.bound)

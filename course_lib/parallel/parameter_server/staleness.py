@@ -41,12 +41,15 @@ class Update:
 
 @dataclass
 class AsyncReport:
-    """What the server saw: `updates`, in the order in which they were applied; `lost`: worker -> why it ended
-    early.
+    """What the server saw.
+
+    `updates`, in the order in which they were applied; `lost`: worker -> why it ended early; `at_once`: the most
+    workers that had pulled and not pushed at one time.
     """
 
     updates: list[Update] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
+    at_once: int = 0
 
     @property
     def staleness(self) -> list[int]:
