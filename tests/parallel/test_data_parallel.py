@@ -119,6 +119,34 @@ def test_a_recurrent_network_whose_batch_is_dimension_1() -> None:
     assert not differences(gradients(lstm), expected, **ROUNDING)
 
 
+def test_layers_that_write_into_their_inputs() -> None:
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2), nn.ReLU(inplace=True)).double()
+    got, expected = (torch.randn(5, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    expected.data.copy_(got)
+    DataParallel(model, cpus(2))(got * 1).sum().backward()
+    model(expected * 1).sum().backward()
+    assert not differences({"x": got.grad}, {"x": expected.grad}, **ROUNDING)
+
+
+def test_a_sparse_gradient_moves_only_its_rows() -> None:
+    model, words = nn.Embedding(100, 4, sparse=True), torch.tensor([[1, 2], [1, 5], [7, 2]])
+    wrapped = DataParallel(copy.deepcopy(model), cpus(2))
+    with wrapped.record() as flows:
+        wrapped(words).sum().backward()
+    model(words).sum().backward()
+    assert torch.equal(wrapped.module.weight.grad.to_dense(), model.weight.grad.to_dense())
+    assert flows.bytes_received(0, "parameter gradients") == 2 * (4 * 4 + 8)  # rows 7 and 2: values and index
+
+
+def test_modules_that_compute_their_weight() -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2).double())
+    inputs = torch.randn(5, 3, dtype=torch.float64)
+    wrapped = DataParallel(copy.deepcopy(model), cpus(2))
+    wrapped(inputs).square().sum().backward()
+    model(inputs).square().sum().backward()
+    assert not differences(gradients(wrapped.module), gradients(model), **ROUNDING)
+
+
 Point = namedtuple("Point", "x y")
 
 

@@ -54,8 +54,7 @@ class Wires:
             return list(tensors)
         start_s = self.flows.now() if self.flows else 0.0
         arrived = [None if t is None else t.to(target.device, copy=True) for t in tensors]
-        nbytes = sum(t.nbytes for t in arrived if t is not None)
-        if self.flows and nbytes:
+        if self.flows and (nbytes := sum(_nbytes(t) for t in arrived if t is not None)):
             self.flows.add(Move(what, source.number, target.number, nbytes, start_s, self.flows.now()))
         return arrived
 
@@ -66,8 +65,13 @@ class Scatter(Function):
     @staticmethod
     def forward(ctx: Any, wires: Wires, dim: int, sizes: list[int], tensor: torch.Tensor) -> Any:
         ctx.wires, ctx.dim, ctx.source = wires, dim, wires.place_of(tensor)
-        slices = zip(wires.places, tensor.split(sizes, dim), strict=True)
-        return tuple(wires.carry(kinds.INPUTS, [part], ctx.source, place)[0] for place, part in slices)
+        slices, own = list(tensor.split(sizes, dim)), ctx.source.number
+        if tensor.requires_grad and own != HOST:
+            # The slice that stays is a view, one of several of a tensor. Autograd forbids writing into such a one,
+            # and a module may want to (`nn.ReLU(inplace=True)`).
+            slices[own] = slices[own].clone()
+        parts = zip(wires.places, slices, strict=True)
+        return tuple(wires.carry(kinds.INPUTS, [part], ctx.source, place)[0] for place, part in parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -87,9 +91,8 @@ class Broadcast(Function):
     @staticmethod
     def forward(ctx: Any, wires: Wires, *parameters: torch.Tensor) -> Any:
         ctx.wires = wires
-        ctx.set_materialize_grads(
-            False
-        )  # an unused parameter's gradient stays None instead of becoming zeros
+        # Otherwise the gradient of an unused parameter would be zeros instead of None.
+        ctx.set_materialize_grads(False)
         home = wires.places[0]
         copies = [wires.carry(kinds.PARAMETERS, parameters, home, place) for place in wires.places]
         frozen = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if not needed]
@@ -129,6 +132,12 @@ class Gather(Function):
             if wires.flows:
                 wires.flows.backward_began(place.number)
         return None, None, None, *slices
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    if tensor.is_sparse:  # an embedding's gradient, for instance
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
 
 
 def _sum_of(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
