@@ -151,9 +151,8 @@ class OneProcessDataParallel(Single):
             self.model = DataParallel(model, self.device_ids)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        if (
-            len(inputs) < len(self.device_ids) * self.accumulate
-        ):  # checked on every rank, so that none waits in vain
+        # Checked on every rank, so that none waits in vain.
+        if len(inputs) < len(self.device_ids) * self.accumulate:
             raise ValueError(
                 f"rank {self.comm.rank}: inputs: a batch of {len(inputs)} is too small for {len(self.device_ids)} "
                 f"replicas and accumulate={self.accumulate}: each replica needs a sample in each piece"

@@ -354,6 +354,9 @@ def test_the_trace_has_both_ends_of_each_move_and_the_work_between() -> None:
     assert all(start <= end for start, end in times)
     assert [start for start, _ in times] == sorted(start for start, _ in times)
     assert at[0, "forward"] < at[0, "loss"] < at[0, "backward"]
+    for replica in (0, 1):
+        start, end = at[replica, "backward"]
+        assert start < end <= at[1, "parameter gradients"][0]
 
 
 def test_nothing_is_kept_outside_a_recording_and_one_replica_moves_nothing() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from course_lib.parallel.data_parallel.flows import Flows
 from course_lib.parallel.data_parallel.replicate import replicate
 from course_lib.parallel.data_parallel.steps import Arguments, gather, parallel_apply, scatter
-from course_lib.parallel.data_parallel.wires import Wires
+from course_lib.parallel.data_parallel.wires import Place, Wires
 
 
 class DataParallel(nn.Module):
@@ -78,11 +78,7 @@ class DataParallel(nn.Module):
             slices = scatter(Arguments(inputs, kwargs), wires, self.dim)
         replicas = replicate(self.module, wires)
         outputs = parallel_apply(replicas, slices, wires)
-        target = (
-            wires.places[self.device_ids.index(self.output_device)]
-            if len(wires.places) > 1
-            else wires.places[0]
-        )
+        target = Place(self.device_ids.index(self.output_device), self.output_device)
         return gather(outputs, wires, target, self.dim)
 
     @contextmanager
