@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 
 from course_lib.classroom.checks import Verdict, check, hint, show_solution
 from course_lib.classroom.checks.cases import OP_CASES, REDUCE_CASES, Case, place, place_strided
+from course_lib.classroom.checks.catalogue import CATALOGUE
 from course_lib.classroom.checks.costs import longest_way
 from course_lib.classroom.checks.diary import CaseLog, Message, as_tensor
 from course_lib.classroom.checks.endings import clean, size_mismatch
@@ -280,10 +281,10 @@ def test_hints_open_one_at_a_time(capsys):
 
 
 def test_every_exercise_has_hints():
-    assert set(HINTS) == set(EXERCISES) and all(len(hints) >= 3 for hints in HINTS.values())
+    assert set(HINTS) == set(CATALOGUE) and all(len(hints) >= 3 for hints in HINTS.values())
 
 
-@pytest.mark.parametrize("name", EXERCISES)
+@pytest.mark.parametrize("name", CATALOGUE)
 def test_the_solution_is_shown_with_its_helpers(name, capsys):
     show_solution(name)
     said = capsys.readouterr().out

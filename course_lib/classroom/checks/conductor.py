@@ -42,9 +42,8 @@ class Outcome:
     def problem(self) -> str:
         stalest, most = max(self.staleness), min(self.num_workers, self.bound + 1)
         if stalest > self.bound:
-            return (
-                f"with bound {self.bound} an update was {stalest} updates stale, which is more than the bound"
-            )
+            stale = plural(stalest, "update")
+            return f"with bound {self.bound} an update was {stale} stale, which is more than the bound"
         needless = f"no update was too stale, but your rule makes workers wait that need not: with bound {self.bound}"
         if self.at_once < most:
             at_once = plural(self.at_once, "worker")
