@@ -50,29 +50,35 @@ def sharded_step(
 
 
 def push_chunks(comm: Communicator, flat: torch.Tensor) -> list[torch.Tensor]:
-    """Send chunk r of `flat` to rank r, for every r. Returns what all ranks have for this rank's chunk, in
-    rank order.
+    """Send chunk r of `flat` to rank r, for every r.
 
-    In step k everybody sends to the rank k places on and receives from the rank k places back, so all links
-    are busy all the time and no rank gets two messages at once.
+    Returns what all ranks have for this rank's chunk, in rank order.
     """
-    N, rank = comm.world_size, comm.rank
-    chunks = chunks_of(flat, N)
-    parts = [chunks[rank]] * N
-    for step in range(1, N):
-        to, source = (rank + step) % N, (rank - step) % N
-        parts[source] = torch.empty_like(chunks[rank])
-        comm.exchange(chunks[to], to, parts[source], source)
+    chunks = chunks_of(flat, comm.world_size)
+    parts = [torch.empty_like(chunks[comm.rank]) for _ in chunks]
+    parts[comm.rank] = chunks[comm.rank]
+    exchange_all(comm, send=chunks, receive=parts)
     return parts
 
 
 def pull_chunks(comm: Communicator, flat: torch.Tensor) -> None:
     """Send this rank's chunk of `flat` to all, and receive theirs into their places."""
+    chunks = chunks_of(flat, comm.world_size)
+    exchange_all(comm, send=[chunks[comm.rank]] * comm.world_size, receive=chunks)
+
+
+def exchange_all(comm: Communicator, send: list[torch.Tensor], receive: list[torch.Tensor]) -> None:
+    """send[r] goes to rank r and receive[r] comes from it, for every other rank r.
+
+    All at once, so that no link rests between two messages. The k-th exchange is with the ranks k places on and k
+    places back: if everybody began with rank 0, its link would be the first to choke.
+    """
     N, rank = comm.world_size, comm.rank
-    chunks = chunks_of(flat, N)
-    for step in range(1, N):
-        to, source = (rank + step) % N, (rank - step) % N
-        comm.exchange(chunks[rank], to, chunks[source], source)
+    pairs = [((rank + k) % N, (rank - k) % N) for k in range(1, N)]
+    handles = [comm.exchange(send[to], to, receive[source], source, async_op=True) for to, source in pairs]
+    for handle in handles:
+        assert handle is not None
+        handle.wait()
 
 
 class ShardedParameterServer(Synchronous):
@@ -133,10 +139,7 @@ class ShardedParameterServer(Synchronous):
 
     def _all_headers(self, header: torch.Tensor) -> list[list[float]]:
         """Everybody's header, in rank order: every rank is a server and must know all weights."""
-        N, rank = self.comm.world_size, self.comm.rank
-        headers = [header] * N
-        for step in range(1, N):
-            to, source = (rank + step) % N, (rank - step) % N
-            headers[source] = torch.empty_like(header)
-            self.comm.exchange(header, to, headers[source], source)
+        headers = [torch.empty_like(header) for _ in range(self.comm.world_size)]
+        headers[self.comm.rank] = header
+        exchange_all(self.comm, send=[header] * self.comm.world_size, receive=headers)
         return [one.tolist() for one in headers]
