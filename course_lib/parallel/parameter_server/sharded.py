@@ -70,15 +70,13 @@ def pull_chunks(comm: Communicator, flat: torch.Tensor) -> None:
 def exchange_all(comm: Communicator, send: list[torch.Tensor], receive: list[torch.Tensor]) -> None:
     """send[r] goes to rank r and receive[r] comes from it, for every other rank r.
 
-    All at once, so that no link rests between two messages. The k-th exchange is with the ranks k places on and k
-    places back: if everybody began with rank 0, its link would be the first to choke.
+    Step k exchanges with the rank k places on and the rank k places back, so that in each step every link
+    carries one message each way. If everybody began with rank 0, its link would choke while the others rest.
     """
     N, rank = comm.world_size, comm.rank
-    pairs = [((rank + k) % N, (rank - k) % N) for k in range(1, N)]
-    handles = [comm.exchange(send[to], to, receive[source], source, async_op=True) for to, source in pairs]
-    for handle in handles:
-        assert handle is not None
-        handle.wait()
+    for k in range(1, N):
+        to, source = (rank + k) % N, (rank - k) % N
+        comm.exchange(send[to], to, receive[source], source)
 
 
 class ShardedParameterServer(Synchronous):
@@ -131,10 +129,9 @@ class ShardedParameterServer(Synchronous):
 
     def pull(self) -> float:
         """Fetch all chunks into the module. Returns the mean loss of the step pushed last."""
-        flat = self.flat.empty()
-        chunks_of(flat, self.comm.world_size)[self.comm.rank].copy_(self.chunk)
-        pull_chunks(self.comm, flat)
-        self.flat.write(flat)
+        chunks_of(self._fetched, self.comm.world_size)[self.comm.rank].copy_(self.chunk)
+        pull_chunks(self.comm, self._fetched)
+        self.flat.write(self._fetched)
         return self.loss
 
     def _all_headers(self, header: torch.Tensor) -> list[list[float]]:
