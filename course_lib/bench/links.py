@@ -1,7 +1,7 @@
 """All-reduce on limited links: naive, tree, ring and the backend's own, each beside its formula.
 
-`measure(num_hosts)` times them on virtual hosts, one rank each; chapter 02 draws what it returns. The bench holds the
-ring against gloo's all_reduce. Every measurement begins with a calibration: a link that does not carry what it says
+`measure(num_hosts)` times them on virtual hosts, one rank each; chapter 02 draws what it returns. The bench holds
+the ring against gloo's all_reduce. Every measurement begins with a calibration: a link that does not carry what it says
 stops it (`LinkNotAsSet`). Where messages are only paced in software, torch's own collective is not limited, and so it
 is left out.
 """
@@ -43,7 +43,7 @@ _FORMULAS = {
 class OnLinks:
     """One algorithm on `num_hosts` hosts. `predicted_s` is None for the backend's own, whose algorithm is its secret.
 
-    `ledger_bytes` and `link_bytes`: what host 0 sent in one run, by its ledger (0 for the backend's own) and by the
+    `ledger_bytes` and `link_bytes`: what host 0 sent in one run, by its ledger (None for the backend's own) and by the
     counters of its link (None if paced in software; headers included).
     """
 
@@ -52,71 +52,69 @@ class OnLinks:
     size_bytes: int
     predicted_s: float | None
     measured_s: float
-    ledger_bytes: int
+    ledger_bytes: int | None
     link_bytes: float | None
     how: str
     equal: bool
 
 
 def measure(
-    num_hosts: int, size_bytes: int = SIZE_BYTES, link: str = LINK, how: str = "auto"
+    num_hosts: int, size_bytes: int = SIZE_BYTES, link: str = LINK, how: str = "auto", runs: int = RUNS
 ) -> list[OnLinks]:
-    """Median seconds of three runs of each algorithm, taken alternately, for `size_bytes` of float32."""
+    """The median seconds of `runs` runs of each algorithm, for `size_bytes` of float32, one rank on each host."""
     with VirtualHosts(num_hosts, link=link, how=how) as hosts:
         hosts.calibrate()
         names = [name for name in ALGORITHMS if name != "gloo" or hosts.how == "namespaces"]
-        results = launch(
-            _on_ranks, names, size_bytes, world_size=num_hosts, hosts=hosts, show="none", backend="gloo"
-        )
-        link_bytes = _on_the_wire(hosts, names, size_bytes) if hosts.how == "namespaces" else {}
-    found = []
-    for name in names:
-        seconds, sent, equal = results[0][name]
-        formula = _FORMULAS.get(name)
-        predicted = formula(num_hosts, size_bytes, 0.0, hosts.bytes_per_s) if formula else None
-        on_link = link_bytes.get(name)
-        found.append(
-            OnLinks(name, num_hosts, size_bytes, predicted, seconds, sent, on_link, hosts.how, equal)
-        )
-    return found
+        _, idle_bytes = _run(hosts, "", 4, runs)  # what starting and meeting put on the link
+        return [_one(hosts, name, size_bytes, runs, idle_bytes) for name in names]
 
 
-def _on_ranks(
-    comm: Communicator, names: Sequence[str], size_bytes: int
-) -> dict[str, tuple[float, int, bool]]:
+def _one(hosts: VirtualHosts, name: str, size_bytes: int, runs: int, idle_bytes: float) -> OnLinks:
+    (seconds, sent, equal), link_bytes = _run(hosts, name, size_bytes, runs)
+    formula = _FORMULAS.get(name)
+    return OnLinks(
+        algorithm=name,
+        num_hosts=hosts.num_hosts,
+        size_bytes=size_bytes,
+        predicted_s=formula(hosts.num_hosts, size_bytes, 0.0, hosts.bytes_per_s) if formula else None,
+        measured_s=seconds,
+        ledger_bytes=sent if formula else None,
+        link_bytes=link_bytes - idle_bytes if hosts.how == "namespaces" else None,
+        how=hosts.how,
+        equal=equal,
+    )
+
+
+def _run(hosts: VirtualHosts, name: str, size_bytes: int, runs: int) -> tuple[tuple[float, int, bool], float]:
+    """Rank 0's (median seconds, bytes sent in a run, right), and the bytes on host 0's link for each run."""
+    counted = hosts.how == "namespaces"
+    before = hosts.counters()[0].bytes_sent if counted else 0
+    results = launch(
+        _on_rank, name, size_bytes, runs, world_size=hosts.num_hosts, hosts=hosts, show="none", backend="gloo"
+    )
+    after = hosts.counters()[0].bytes_sent if counted else 0
+    return results[0], (after - before) / runs
+
+
+def _on_rank(comm: Communicator, name: str, size_bytes: int, runs: int) -> tuple[float, int, bool]:
     whole = (torch.arange(size_bytes // 4) % 1000).float()
-    times: dict[str, list[float]] = {name: [] for name in names}
-    sent, equal = {}, {}
-    for _ in range(RUNS):
-        for name in names:
-            tensor = whole + comm.rank
-            comm.barrier()
-            comm.ledger.clear()
-            began = time.perf_counter()
-            ALGORITHMS[name](comm, tensor)
-            seconds = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
-            sent[name] = comm.ledger.bytes_sent
-            comm.all_reduce(seconds, "max")
-            times[name].append(seconds.item())
-            # Whole numbers: their sum is the same in any order.
-            expected = whole * comm.world_size + sum(range(comm.world_size))
-            equal[name] = torch.equal(tensor, expected)
-    return {name: (statistics.median(times[name]), sent[name], equal[name]) for name in names}
-
-
-def _on_the_wire(hosts: VirtualHosts, names: Sequence[str], size_bytes: int) -> dict[str, float]:
-    """What each algorithm puts on host 0's link: a launch with it, less a launch without it."""
-    counted = {}
-    for name in ("", *names):
-        before = hosts.counters()[0].bytes_sent
-        launch(_once, name, size_bytes, world_size=hosts.num_hosts, hosts=hosts, show="none", backend="gloo")
-        counted[name] = hosts.counters()[0].bytes_sent - before
-    return {name: counted[name] - counted[""] for name in names}
-
-
-def _once(comm: Communicator, name: str, size_bytes: int) -> None:
+    expected = whole * comm.world_size + sum(range(comm.world_size))  # whole numbers: exact in any order
+    times, right = [], True
     if name:
-        ALGORITHMS[name](comm, torch.zeros(size_bytes // 4))
+        ALGORITHMS[name](comm, torch.zeros(64))  # its ranks meet for the first time
+    for _ in range(runs):
+        tensor = whole + comm.rank
+        comm.barrier()
+        comm.ledger.clear()
+        began = time.perf_counter()
+        if name:
+            ALGORITHMS[name](comm, tensor)
+        seconds = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
+        sent = comm.ledger.bytes_sent
+        comm.all_reduce(seconds, "max")
+        times.append(seconds.item())
+        right = right and torch.equal(tensor, expected)
+    return statistics.median(times), sent, right
 
 
 def rows(world_sizes: Sequence[int]) -> list[BenchRow]:

@@ -10,7 +10,8 @@ Each rank sends 2(N-1) chunks of S/N bytes, less than 2·S however many ranks th
 do with less: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
 (2009). What does grow with N is the number of steps, so for small tensors a tree is faster.
 
-A long chunk goes in segments (`stream.py`), which changes when things happen but not what is computed.
+While a sum is on its way, a long chunk goes in segments (`stream.py`): that changes when things happen, not
+what is computed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def ring_all_reduce(
         chunks = chunks_of(flat, comm.world_size)
         reduce_around(comm, chunks, chunks, name, segment_bytes)
         average_(name, chunks[comm.rank], comm.world_size)
-        gather_around(comm, chunks, segment_bytes)
+        gather_around(comm, chunks)
 
 
 def ring_reduce_scatter(
@@ -68,9 +69,7 @@ def ring_reduce_scatter(
         average_(name, mine, comm.world_size)
 
 
-def ring_all_gather(
-    comm: Communicator, out: torch.Tensor, tensor: torch.Tensor, *, segment_bytes: int = SEGMENT_BYTES
-) -> None:
+def ring_all_gather(comm: Communicator, out: torch.Tensor, tensor: torch.Tensor) -> None:
     """Every rank gives `tensor`, its chunk; all get the chunks side by side, in rank order, in `out`.
 
     `out` is N times as long as `tensor`, or its chunks are as long as `partition.chunk_sizes` says. `tensor`
@@ -80,7 +79,7 @@ def ring_all_gather(
     with comm.collective("ring_all_gather", out), dense_view(out) as flat:
         chunks = chunks_of(flat, comm.world_size)
         chunks[comm.rank].copy_(tensor.detach().reshape(-1))
-        gather_around(comm, chunks, segment_bytes)
+        gather_around(comm, chunks)
 
 
 def reduce_around(
@@ -101,13 +100,11 @@ def reduce_around(
                 stream.exchange(sent, came, then=partial(combine, name, came, ours, out=total))
 
 
-def gather_around(comm: Communicator, chunks: list[torch.Tensor], segment_bytes: int) -> None:
+def gather_around(comm: Communicator, chunks: list[torch.Tensor]) -> None:
     """Step i: chunk r-i, which is complete, goes to the right; chunk r-1-i comes from the left.
 
-    Each is received where it belongs.
+    Each is received where it belongs, so there is nothing to add and no reason for segments.
     """
     N, r = comm.world_size, comm.rank
-    with RingStream(comm, chunks[0], segment_bytes) as stream:
-        for step in range(N - 1):
-            for sent, came in stream.segments(chunks[(r - step) % N], chunks[(r - 1 - step) % N]):
-                stream.exchange(sent, came)
+    for step in range(N - 1):
+        comm.exchange(chunks[(r - step) % N], (r + 1) % N, chunks[(r - 1 - step) % N], (r - 1) % N)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 import sys
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 SHOW = ("live", "grouped", "none")
+# torch looks up a name for each address that connects to its store; virtual hosts have none, and need none.
+_NOISE = re.compile(r"socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved")
 
 
 class Stream:
@@ -55,7 +58,11 @@ class Output:
 
     def add(self, stream: Stream, lines: list[str] | None) -> None:
         # A carriage return starts the line anew, as on a terminal: what a progress bar wrote before is gone.
-        rows = [(stream.is_error, line.rstrip("\r").rpartition("\r")[2]) for line in lines or ()]
+        rows = [
+            (stream.is_error, line.rstrip("\r").rpartition("\r")[2])
+            for line in lines or ()
+            if not _NOISE.search(line)
+        ]
         self.lines[stream.rank] += rows
         if self.show == "live":
             self._write(stream.rank, rows)

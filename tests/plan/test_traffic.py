@@ -99,11 +99,11 @@ def test_segments(chunk_length: int, itemsize: int, segment_bytes: int, segments
     assert traffic.num_segments(chunk_length, itemsize, segment_bytes) == segments
 
 
-def test_segments_multiply_the_messages_and_nothing_else() -> None:
-    assert (
-        traffic.ring_all_reduce_messages(4, 41, segment_bytes=16) == [2 * 3 * 3] * 4
-    )  # 11 elements: 4, 4, 3
-    assert traffic.ring_reduce_scatter_messages(4, 41, segment_bytes=16) == [9] * 4
+def test_segments_multiply_the_messages_of_a_reduce_scatter_and_nothing_else() -> None:
+    # 41 elements over 4 ranks: the longest chunk has 11, in segments of 4, 4 and 3.
+    assert traffic.ring_reduce_scatter_messages(4, 41, segment_bytes=16) == [3 * 3] * 4
+    assert traffic.ring_all_gather_messages(4, 41) == [3] * 4
+    assert traffic.ring_all_reduce_messages(4, 41, segment_bytes=16) == [3 * 3 + 3] * 4
     assert "segment_bytes" not in inspect.signature(traffic.ring_all_reduce_bytes).parameters
 
 

@@ -2,6 +2,7 @@
 
 from course_lib.classroom.plots.cluster import draw_cluster
 from course_lib.classroom.plots.costs import crossovers, plot_alpha_beta, plot_bytes_per_rank, plot_costs
+from course_lib.classroom.plots.links import plot_on_links
 from course_lib.classroom.plots.rings import plot_ring_step, plot_ring_steps
 from course_lib.classroom.plots.style import RANK_COLORS, CourseFigure, rank_color, rank_hatch, to_png
 from course_lib.classroom.plots.timeline import plot_trace
@@ -15,6 +16,7 @@ __all__ = [
     "plot_alpha_beta",
     "plot_bytes_per_rank",
     "plot_costs",
+    "plot_on_links",
     "plot_ring_step",
     "plot_ring_steps",
     "plot_trace",
