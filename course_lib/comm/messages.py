@@ -176,6 +176,7 @@ class Messenger:
     def _on_cpu(self, call: Callable, tensor: torch.Tensor, peer: int) -> list[Any]:
         # Straight to the group: the checks of dist.isend, made once more, cost as much as a small message.
         start = self.group.send if call is dist.isend else self.group.recv
+        self.board.message(call is dist.isend, self.ranks, self.ranks[peer], describe(tensor))
         here, there = self.host_of[self.rank], self.host_of[peer]
         if self.pacer is None or here == there:
             return [start([tensor], peer, 0)]
