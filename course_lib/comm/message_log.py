@@ -19,6 +19,7 @@ _COUNT = struct.Struct("<Q")
 _KIND_BYTES = _COUNT.size + _NUM_NOTES * _NOTE.size
 LOG_BYTES = 2 * _KIND_BYTES  # of one rank: what it sends, what it receives
 _SEND, _RECV = 0, 1
+ENDS_DIFFER = "Both ends of a message must have the same length and dtype"
 
 
 class MessageLog:
@@ -57,8 +58,7 @@ class MessageLog:
             mine, other = ("send", "receives") if sends else ("recv", "sends")
             raise ValueError(
                 f"rank {self._rank}: {mine} of {what}: rank {peer} {other} {theirs} (message {number} from rank "
-                f"{self._rank if sends else peer} to rank {peer if sends else self._rank}). Both ends must have the "
-                "same length and dtype."
+                f"{self._rank if sends else peer} to rank {peer if sends else self._rank}). {ENDS_DIFFER}."
             )
 
     def _write(self, kind: int, number: int, peer: int, group: int, what: str) -> None:

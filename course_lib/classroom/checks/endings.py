@@ -8,6 +8,7 @@ import signal
 from course_lib.classroom.checks.diary import CaseLog, Message
 from course_lib.classroom.checks.verdict import NOT_ATTEMPTED, Verdict, failed, joined, plural
 from course_lib.classroom.checks.world import World, traffic_line
+from course_lib.comm.message_log import ENDS_DIFFER
 from course_lib.runtime.errors import Failure, RankError, RanksHung, ranks_text
 from course_lib.runtime.report import is_consequence, is_timeout
 
@@ -23,7 +24,9 @@ def judge_ending(world: World, number: int) -> Verdict:
         rank = _first_to_raise(logs)
         if rank is not None and _is_unwritten(logs[rank]):
             return NOT_ATTEMPTED
-        text = _death(world.error, logs) if rank is None else _raised(rank, world, logs)
+        # Either end may have noticed; the sizes of both say the same whoever did.
+        sizes = size_mismatch(logs) if rank is not None and ENDS_DIFFER in _of(logs[rank])[1] else ""
+        text = sizes or (_death(world.error, logs) if rank is None else _raised(rank, world, logs))
     else:
         raise AssertionError(f"case {number} has no end and no error")
     lines = [f"rank {rank}: {_did(world, rank, log)}" for rank, log in enumerate(logs)]
