@@ -339,7 +339,7 @@ def test_bytes_per_rank_from_ledgers():
     figure = plot_bytes_per_rank({"server": server, "ring": [(4500, 4500)] * 4})
     assert (
         heading(figure)
-        == "Equal totals (18 kB sent), but the busiest rank of server carries 2 times that of ring"
+        == "Equal totals (18 kB), but one rank of server carries 2 times what one of ring does"
     )
     left, right = figure.axes
     assert (
@@ -347,8 +347,8 @@ def test_bytes_per_rank_from_ledgers():
         and left.get_xlabel() == right.get_xlabel() == "rank"
     )
     assert (left.get_title("left"), right.get_title("left")) == (
-        "server: at most 18 kB",
-        "ring: at most 9 kB",
+        "server: up to 9 kB each way",
+        "ring: up to 4.5 kB each way",
     )
     assert left.get_ylim() == right.get_ylim()
     heights = [bar.get_height() for bar in left.patches]
@@ -360,7 +360,7 @@ def test_bytes_per_rank_from_ledgers():
 
 def test_unequal_totals_are_not_called_equal():
     assert heading(plot_bytes_per_rank({"whole": [(6, 6)] * 2, "ring": [(3, 3)] * 2})).startswith(
-        "The busiest rank of whole"
+        "One rank of whole carries"
     )
 
 

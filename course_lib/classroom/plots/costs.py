@@ -181,8 +181,7 @@ def plot_bytes_per_rank(
     panels = figure.subplots(1, len(pairs), sharey=True, squeeze=False)[0]
     for axes, (name, ranks) in zip(panels, pairs.items(), strict=True):
         _bars(axes, ranks)
-        busiest = max(range(len(ranks)), key=lambda rank: sum(ranks[rank]))
-        axes.set(title=f"{name}: at most {format_bytes(sum(ranks[busiest]))}", xlabel="rank")
+        axes.set(title=f"{name}: up to {format_bytes(max(map(max, ranks)))} each way", xlabel="rank")
     panels[0].set_ylabel("traffic of one rank (bytes)")
     style.bytes_axis(panels[0].yaxis)
     keys = [Patch(facecolor=style.GREY, edgecolor=style.INK, label="sent (in the rank's colour)")]
@@ -212,9 +211,9 @@ def _balance(pairs: Mapping[str, Sequence[tuple[int, int]]]) -> str:
     most, least = max(busiest, key=busiest.__getitem__), min(busiest, key=busiest.__getitem__)
     if len(pairs) == 1 or not busiest[least]:
         return f"{most}: {format_bytes(totals[most])} sent by all ranks together"
-    ratio = f"the busiest rank of {most} carries {busiest[most] / busiest[least]:.3g} times that of {least}"
+    ratio = f"one rank of {most} carries {busiest[most] / busiest[least]:.3g} times what one of {least} does"
     if len(set(totals.values())) == 1:
-        return f"Equal totals ({format_bytes(totals[most])} sent), but {ratio}"
+        return f"Equal totals ({format_bytes(totals[most])}), but {ratio}"
     return ratio[0].upper() + ratio[1:]
 
 
