@@ -1,9 +1,8 @@
-"""The ring beside the backend's own collectives: 1, 16 and 64 MB of float32 on 2 and 4 ranks.
-float32.
+"""The ring beside the backend's own collectives: 1, 16 and 64 MB of float32.
 
 The size is that of the whole tensor; 1 MB = 10^6 bytes. Values are whole numbers, so their sum is the same in
-any order and the two results must be equal bit for bit. "bytes_sent" is rank 0's, counted; "bus_bandwidth" is
-bytes per second through each rank's link (`plan.costs.bus_bandwidth`).
+any order and the two results must be equal bit for bit. "bytes_sent" and "messages" are rank 0's, counted;
+"bus_bandwidth" is bytes per second through each rank's link (`plan.costs.bus_bandwidth`).
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ class Contestant:
         self.result.copy_(self.before)
 
 
-def rows(world_sizes: Sequence[int]) -> list[BenchRow]:
+def rows(world_sizes: Sequence[int], sizes_mb: Sequence[int] = SIZES_MB) -> list[BenchRow]:
     """For each world size, size and collective: ours beside the backend's."""
     found: list[BenchRow] = []
     for world_size in world_sizes:
-        found += launch(on_ranks, world_size=world_size, show="none")[0]
+        found += launch(on_ranks, sizes_mb, world_size=world_size, show="none")[0]
     return found
 
 
-def on_ranks(comm: Communicator) -> list[BenchRow]:
-    contests = [(contest, mb) for mb in SIZES_MB for contest in (all_reduce, reduce_scatter, all_gather)]
+def on_ranks(comm: Communicator, sizes_mb: Sequence[int]) -> list[BenchRow]:
+    contests = [(contest, mb) for mb in sizes_mb for contest in (all_reduce, reduce_scatter, all_gather)]
     return [measure(comm, mb, *contest(comm, whole_tensor(comm, mb))) for contest, mb in contests]
 
 
@@ -87,7 +86,7 @@ def all_gather(comm: Communicator, whole: torch.Tensor) -> tuple[Contestant, Con
 
 
 def measure(comm: Communicator, mb: int, ours: Contestant, peer: Contestant) -> BenchRow:
-    ours_s, peer_s = take_turns(comm, [ours, peer], RUNS[mb])
+    ours_s, peer_s = take_turns(comm, [ours, peer], RUNS.get(mb, 9))
     equal = torch.tensor([int(torch.equal(ours.result, peer.result))], device=comm.device)
     comm.all_reduce(equal, "min")  # on all ranks, or not at all
     comm.ledger.clear()

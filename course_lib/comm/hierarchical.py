@@ -52,8 +52,8 @@ def hierarchical_all_reduce(
         reduce_around(inside, chunks, chunks, name, segment_bytes)
         reduce_around(across, parts, parts, name, segment_bytes)
         average_(name, parts[across.rank], comm.world_size)
-        gather_around(across, parts)
-        gather_around(inside, chunks)
+        gather_around(across, parts, parts[across.rank])
+        gather_around(inside, chunks, chunks[inside.rank])
 
 
 def _hosts(comm: Communicator, host_of: Sequence[int]) -> list[list[int]]:

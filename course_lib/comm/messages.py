@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -157,12 +156,17 @@ class Messenger:
             return dist.batch_isend_irecv(batch)
 
     def _on_cpu(self, call: Callable, tensor: torch.Tensor, peer: int) -> list[Any]:
-        start = partial(call, group=self.group, **{"group_dst" if call is dist.isend else "group_src": peer})
+        # Straight to the group: the checks of dist.isend, made once more, cost as much as a small message.
+        start = self.group.send if call is dist.isend else self.group.recv
         here, there = self.host_of[self.rank], self.host_of[peer]
         if self.pacer is None or here == there:
-            return [start(tensor)]
+            return [start([tensor], peer, 0)]
         due = Due(self.pacer.reserve(here, there, nbytes(tensor)) if call is dist.isend else 0.0)
-        return [start(due.tensor), start(tensor), due]  # its due time travels ahead of the message
+        return [
+            start([due.tensor], peer, 0),
+            start([tensor], peer, 0),
+            due,
+        ]  # its due time travels ahead of the message
 
     def check_tensor(self, argument: str, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor):

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from course_lib.comm.communicator import Communicator
+from course_lib.comm.messages import copy_back
 from course_lib.comm.ops import SUM, average_, check_op, combine
 from course_lib.comm.stream import RingStream
 from course_lib.comm.views import check_chunk, chunks_of, dense_view, flat_view
@@ -40,7 +41,7 @@ def ring_all_reduce(
         chunks = chunks_of(flat, comm.world_size)
         reduce_around(comm, chunks, chunks, name, segment_bytes)
         average_(name, chunks[comm.rank], comm.world_size)
-        gather_around(comm, chunks)
+        gather_around(comm, chunks, chunks[comm.rank])
 
 
 def ring_reduce_scatter(
@@ -78,8 +79,7 @@ def ring_all_gather(comm: Communicator, out: torch.Tensor, tensor: torch.Tensor)
     check_chunk(comm, "ring_all_gather(tensor)", tensor, out)
     with comm.collective("ring_all_gather", out), dense_view(out) as flat:
         chunks = chunks_of(flat, comm.world_size)
-        chunks[comm.rank].copy_(tensor.detach().reshape(-1))
-        gather_around(comm, chunks)
+        gather_around(comm, chunks, tensor.detach().reshape(-1))
 
 
 def reduce_around(
@@ -100,11 +100,19 @@ def reduce_around(
                 stream.exchange(sent, came, then=partial(combine, name, came, ours, out=total))
 
 
-def gather_around(comm: Communicator, chunks: list[torch.Tensor]) -> None:
-    """Step i: chunk r-i, which is complete, goes to the right; chunk r-1-i comes from the left.
+def gather_around(comm: Communicator, chunks: list[torch.Tensor], mine: torch.Tensor) -> None:
+    """Step i: chunk r-i, which is complete, goes to the right; chunk r-1-i comes from the left, to its place.
 
-    Each is received where it belongs, so there is nothing to add and no reason for segments.
+    Nothing is added, so there is no reason for segments. `mine` is chunk r; if it is not in its place yet, it is
+    copied there while the bytes of the first step travel.
     """
     N, r = comm.world_size, comm.rank
     for step in range(N - 1):
-        comm.exchange(chunks[(r - step) % N], (r + 1) % N, chunks[(r - 1 - step) % N], (r - 1) % N)
+        sent, came = mine if step == 0 else chunks[(r - step) % N], chunks[(r - 1 - step) % N]
+        handle = comm.exchange(sent, (r + 1) % N, came, (r - 1) % N, async_op=True)
+        if step == 0:
+            copy_back(mine, chunks[r])
+        assert handle is not None
+        handle.wait()
+    if N == 1:
+        copy_back(mine, chunks[r])  # no step, no travelling

@@ -32,7 +32,9 @@ def test_on_namespaces_the_links_agree_with_the_ledger() -> None:
 
 
 def test_paced_in_software_torchs_own_is_left_out() -> None:
-    found = {one.algorithm: one for one in measure(2, size_bytes=1_000_000, link="400Mbit", how="paced", runs=1)}
+    found = {
+        one.algorithm: one for one in measure(2, size_bytes=1_000_000, link="400Mbit", how="paced", runs=1)
+    }
     assert list(found) == ["naive", "tree", "ring"] and all(one.how == "paced" for one in found.values())
     assert all(one.link_bytes is None and one.equal for one in found.values())
     assert found["ring"].measured_s > 0.9 * found["ring"].predicted_s

@@ -111,7 +111,11 @@ def test_ranks_are_placed_in_order(how: str) -> None:
 
     with VirtualHosts(2, ranks_per_host=2, how=how) as hosts:
         results = launch(where, world_size=3, hosts=hosts, show="none")
-        assert results.output == ["", "", ""]  # no warning of torch's about names that virtual hosts do not have
+        assert results.output == [
+            "",
+            "",
+            "",
+        ]  # no warning of torch's about names that virtual hosts do not have
         assert [result[0] for result in results] == [(0, 0, 1)] * 3
         assert [result[1] for result in results] == [[0, 2, 0], [1, 2, 1], [0, 1, 2]]
         assert results[2][2] == (hosts.addresses[0] if how == "namespaces" else "127.0.0.1")

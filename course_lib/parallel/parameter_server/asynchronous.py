@@ -21,9 +21,8 @@ may be ahead of the slowest; here the thing that hurts is bounded itself.
 **How it is built.** The server has one thread for each worker, which does what that worker asks; a lock holds
 the parameters together. A worker that ends its stream says so (`leave`), and so does one whose step raises
 (`run`); the others go on. A worker whose process is killed is noticed by its closed connection, and the
-others go on too: under a supervisor that lets them, as torchrun's or your own. `launch` is stricter: there a
-rank that dies ends the launch, since a notebook must not keep half a team. If the *server* dies, every worker
-gets PeerLost; there is no second copy of its state.
+others go on too, if whatever started the processes lets them. `launch` and torchrun do not: there a rank that
+dies ends the whole run. If the *server* dies, every worker gets PeerLost; there is no second copy of its state.
 
 J. Dean et al., "Large Scale Distributed Deep Networks" (NIPS 2012), section 4.1 (Downpour SGD).
 Buffers: copied once, at the start; a worker's running statistics stay its own, the server's never move.

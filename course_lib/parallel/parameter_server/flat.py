@@ -59,14 +59,15 @@ class FlatParameters:
         ends = torch.tensor([0, *(parameter.numel() for parameter in self.tensors)]).cumsum(0).tolist()
         self.bounds = list(pairwise(ends))
         self.numel: int = ends[-1]
+        self._gradients = self.empty()
 
     def empty(self) -> torch.Tensor:
         """Room for the vector: (numel,)."""
         return torch.empty(self.numel, dtype=self.dtype, device=self.device)
 
-    def read(self) -> torch.Tensor:
-        """A copy of the parameters: (numel,)."""
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self.tensors])
+    def read(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """A copy of the parameters: (numel,). In new memory, or in `out`."""
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.tensors], out=out)
 
     def write(self, flat: torch.Tensor) -> None:
         """Set the parameters to the values in `flat`: (numel,)."""

@@ -50,29 +50,33 @@ def sharded_step(
 
 
 def push_chunks(comm: Communicator, flat: torch.Tensor) -> list[torch.Tensor]:
-    """Send chunk r of `flat` to rank r, for every r. Returns what all ranks have for this rank's chunk, in
-    rank order.
+    """Send chunk r of `flat` to rank r, for every r.
 
-    In step k everybody sends to the rank k places on and receives from the rank k places back, so all links
-    are busy all the time and no rank gets two messages at once.
+    Returns what all ranks have for this rank's chunk, in rank order.
     """
-    N, rank = comm.world_size, comm.rank
-    chunks = chunks_of(flat, N)
-    parts = [chunks[rank]] * N
-    for step in range(1, N):
-        to, source = (rank + step) % N, (rank - step) % N
-        parts[source] = torch.empty_like(chunks[rank])
-        comm.exchange(chunks[to], to, parts[source], source)
+    chunks = chunks_of(flat, comm.world_size)
+    parts = [torch.empty_like(chunks[comm.rank]) for _ in chunks]
+    parts[comm.rank] = chunks[comm.rank]
+    exchange_all(comm, send=chunks, receive=parts)
     return parts
 
 
 def pull_chunks(comm: Communicator, flat: torch.Tensor) -> None:
     """Send this rank's chunk of `flat` to all, and receive theirs into their places."""
+    chunks = chunks_of(flat, comm.world_size)
+    exchange_all(comm, send=[chunks[comm.rank]] * comm.world_size, receive=chunks)
+
+
+def exchange_all(comm: Communicator, send: list[torch.Tensor], receive: list[torch.Tensor]) -> None:
+    """send[r] goes to rank r and receive[r] comes from it, for every other rank r.
+
+    Step k exchanges with the rank k places on and the rank k places back, so that in each step every link
+    carries one message each way. If everybody began with rank 0, its link would choke while the others rest.
+    """
     N, rank = comm.world_size, comm.rank
-    chunks = chunks_of(flat, N)
-    for step in range(1, N):
-        to, source = (rank + step) % N, (rank - step) % N
-        comm.exchange(chunks[rank], to, chunks[source], source)
+    for k in range(1, N):
+        to, source = (rank + k) % N, (rank - k) % N
+        comm.exchange(send[to], to, receive[source], source)
 
 
 class ShardedParameterServer(Synchronous):
@@ -125,18 +129,14 @@ class ShardedParameterServer(Synchronous):
 
     def pull(self) -> float:
         """Fetch all chunks into the module. Returns the mean loss of the step pushed last."""
-        flat = self.flat.empty()
-        chunks_of(flat, self.comm.world_size)[self.comm.rank].copy_(self.chunk)
-        pull_chunks(self.comm, flat)
-        self.flat.write(flat)
+        chunks_of(self._fetched, self.comm.world_size)[self.comm.rank].copy_(self.chunk)
+        pull_chunks(self.comm, self._fetched)
+        self.flat.write(self._fetched)
         return self.loss
 
     def _all_headers(self, header: torch.Tensor) -> list[list[float]]:
         """Everybody's header, in rank order: every rank is a server and must know all weights."""
-        N, rank = self.comm.world_size, self.comm.rank
-        headers = [header] * N
-        for step in range(1, N):
-            to, source = (rank + step) % N, (rank - step) % N
-            headers[source] = torch.empty_like(header)
-            self.comm.exchange(header, to, headers[source], source)
+        headers = [torch.empty_like(header) for _ in range(self.comm.world_size)]
+        headers[self.comm.rank] = header
+        exchange_all(self.comm, send=[header] * self.comm.world_size, receive=headers)
         return [one.tolist() for one in headers]

@@ -80,6 +80,9 @@ class Synchronous:
         self.module, self.comm = module, comm
         self.flat = FlatParameters(module, comm)
         self.aggregate = weighted_mean if aggregate is None else aggregate
+        self._fetched = (
+            self.flat.empty()
+        )  # where the parameters arrive; fresh memory in each step would cost time
         self.loss = math.nan  # of the last step: the mean over all its samples
 
     def push(self, num_samples: int, loss: float | torch.Tensor = math.nan) -> None:
@@ -182,6 +185,7 @@ class ParameterServer(Synchronous):
         check_server(comm, server)
         self.server, self.is_server = server, comm.rank == server
         self.optimizer = make_optimizer(comm, optimizer, self.flat.tensors) if self.is_server else None
+        self._received = {rank: self.flat.empty() for rank in others(comm)} if self.is_server else {}
         copy_from(comm, module, server)
 
     def push(self, num_samples: int, loss: float | torch.Tensor = math.nan) -> None:
@@ -199,7 +203,7 @@ class ParameterServer(Synchronous):
             return
         headers, gradients = [header] * self.comm.world_size, [gradient] * self.comm.world_size
         for rank in others(self.comm):
-            headers[rank], gradients[rank] = torch.empty_like(header), self.flat.empty()
+            headers[rank], gradients[rank] = torch.empty_like(header), self._received[rank]
             with reaching(self.comm, "worker", rank):
                 self.comm.recv(headers[rank], rank)
                 self.comm.recv(gradients[rank], rank)
@@ -219,16 +223,16 @@ class ParameterServer(Synchronous):
         Returns the mean loss of the step pushed last (NaN: unknown).
         """
         loss = torch.tensor([self.loss], dtype=torch.float64, device=self.comm.device)
-        flat = self.flat.read() if self.is_server else self.flat.empty()
         if self.is_server:
+            parameters = self.flat.read(out=self._fetched)
             for rank in others(self.comm):
                 with reaching(self.comm, "worker", rank):
                     self.comm.send(loss, rank)
-                    self.comm.send(flat, rank)
+                    self.comm.send(parameters, rank)
             return self.loss
         with reaching(self.comm, "server", self.server):
             self.comm.recv(loss, self.server)
-            self.comm.recv(flat, self.server)
-        self.flat.write(flat)
+            self.comm.recv(self._fetched, self.server)
+        self.flat.write(self._fetched)
         self.loss = loss.item()
         return self.loss
