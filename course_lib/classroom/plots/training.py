@@ -141,7 +141,7 @@ def plot_training(
     for axes in (clock, samples):
         axes.set_ylim(bottom=0)
         axes.grid(True)
-    samples.legend(loc="upper right")
+    clock.legend(loc="upper right")
     if note:
         figure.supxlabel(note, fontsize=10, x=0.01, ha="left", color=style.GREY)
     style.heading(figure, title or _training_finding(runs, smooth_samples))
