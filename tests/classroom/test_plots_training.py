@@ -84,8 +84,8 @@ def run(seconds: float, loss: float) -> list[tuple[float, int, float]]:
 
 @pytest.mark.parametrize(
     ("seconds", "loss", "finding"),
-    [(1.0, 0.6, "2.0 times the samples per second of sync, but 3.0 times its loss"),
-     (1.0, 0.1, "2.0 times the samples per second of sync, and 0.5 times its loss")],
+    [(1.0, 0.6, "2.0 times the samples per second of sync, but 3.0 times its loss over the last 32 samples"),
+     (1.0, 0.1, "2.0 times the samples per second of sync, and 0.5 times its loss over the last 32 samples")],
 )  # fmt: skip
 def test_the_second_run_is_held_against_the_first(seconds: float, loss: float, finding: str) -> None:
     figure = plot_training({"sync": run(2.0, 0.2), "async": run(seconds, loss)}, smooth_samples=32)

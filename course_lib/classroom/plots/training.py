@@ -164,7 +164,8 @@ def _training_finding(runs: Mapping[str, Sequence[tuple[float, int, float]]], sm
     (s1, n1, loss1), (s2, n2, loss2) = ends[first], ends[rest[0]]
     faster, worse = (n2 / s2) / (n1 / s1), loss2 / loss1
     link = "but" if (faster > 1) == (worse > 1) else "and"
-    return f"{_upper(rest[0])}: {faster:.1f} times the samples per second of {first}, {link} {worse:.1f} times its loss"
+    finding = f"{_upper(rest[0])}: {faster:.1f} times the samples per second of {first}"
+    return f"{finding}, {link} {worse:.1f} times its loss over the last {smooth_samples} samples"
 
 
 def _upper(text: str) -> str:
