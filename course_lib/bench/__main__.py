@@ -27,6 +27,9 @@ BENCHES: dict[str, Callable[[Sequence[int]], list[BenchRow]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    if options.json not in (None, "-") and not Path(options.json).parent.is_dir():
+        print(f"--json: there is no folder {Path(options.json).parent} to write into", file=sys.stderr)
+        return 2
     world_sizes = [n for sizes in options.world_size or [[2, 4]] for n in sizes]
     all_rows: list[BenchRow] = []
     to_stdout = options.json == "-"
@@ -47,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m course_lib.bench", description=__doc__.split("\n")[0])
-    parser.add_argument("name", nargs="*", choices=[[], *BENCHES], help="which benches (all)", metavar="NAME")
+    parser.add_argument(
+        "name", nargs="*", type=_bench, help=f"which benches (all): {', '.join(BENCHES)}", metavar="NAME"
+    )
     parser.add_argument(
         "--world-size",
         nargs="+",
@@ -58,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", metavar="FILE", help='where to write the rows; "-" is the standard output')
     return parser
+
+
+def _bench(text: str) -> str:
+    if text not in BENCHES:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(BENCHES)}, got {text!r}")
+    return text
 
 
 def _world_size(text: str) -> int:

@@ -25,6 +25,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from course_lib.comm.message_log import LOG_BYTES, MessageLog
+
 _NUM_WAITS = 4  # waits written at once by one rank: one for each of its threads
 _NUM_RECORDS = 64  # collectives remembered for each rank
 _WAIT = struct.Struct("<d i 44s")  # since, peer, operation
@@ -69,6 +71,9 @@ class NullBoard:
     def collective(self, op: str, ranks: Sequence[int], signature: str = "") -> Iterator[None]:
         yield
 
+    def message(self, sends: bool, ranks: Sequence[int], peer: int, what: str) -> None:
+        pass
+
 
 class Board:
     """`world_size` parts of shared memory; `rank` is the part this process writes (None: it only reads).
@@ -78,7 +83,8 @@ class Board:
 
     def __init__(self, fd: int, world_size: int, rank: int | None = None) -> None:
         self.fd, self.world_size, self.rank = fd, world_size, rank
-        self._page = mmap.mmap(fd, world_size * _RANK_BYTES)
+        self._page = mmap.mmap(fd, world_size * (_RANK_BYTES + LOG_BYTES))
+        self.messages = MessageLog(self._page, world_size * _RANK_BYTES, -1 if rank is None else rank)
         self.run = 0  # of a pool: entries of one run are compared among themselves only
         self._numbers: dict[int, int] = {}  # group -> collectives entered in it
         self._threads: dict[int, int] = {}  # thread -> which of the waits it writes
@@ -87,7 +93,7 @@ class Board:
     @classmethod
     def create(cls, world_size: int) -> Board:
         with tempfile.TemporaryFile() as file:
-            file.truncate(world_size * _RANK_BYTES)
+            file.truncate(world_size * (_RANK_BYTES + LOG_BYTES))
             return cls(os.dup(file.fileno()), world_size)
 
     def close(self) -> None:
@@ -100,6 +106,11 @@ class Board:
         """Number the collectives afresh; entries of earlier runs of a pool are no longer compared."""
         self.run = run
         self._numbers.clear()
+        self.messages.begin_run(run)
+
+    def message(self, sends: bool, ranks: Sequence[int], peer: int, what: str) -> None:
+        """Note a message to or from `peer`; ValueError if the other end has noted another one (see `message_log`)."""
+        self.messages.note(sends, ranks, peer, what)
 
     @contextmanager
     def wait(self, op: str, peer: int | None = None) -> Iterator[None]:

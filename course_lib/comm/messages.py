@@ -48,7 +48,7 @@ class Handle:
         self._done = False
 
     def wait(self) -> None:
-        """Wait for the end. A second call does nothing."""
+        """Wait for the end. A second call does nothing: gloo itself would take it for the next message, and hang."""
         if self._done:
             return
         with self._owner.board.wait(self._op, self._peer):
@@ -92,9 +92,9 @@ class Messenger:
         self.ledger = Ledger() if ledger is None else ledger
         self.trace = Trace() if trace is None else trace
         self.host_of: tuple[int, ...] = (0,) * self.world_size
-        self.pacer: Pacer | None = (
-            None  # holds messages between hosts to a link's rate, where nothing else does
-        )
+        self.pacer: Pacer | None = None  # holds messages to a link's rate, where nothing else does
+        # Receives that began before their exchange: id of the tensor -> it, and torch's handles.
+        self._expected: dict[int, tuple[torch.Tensor, list[Any]]] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     @property
@@ -139,13 +139,31 @@ class Messenger:
         dense = _dense_like(recv)
         finish = lambda: copy_back(dense, recv)
         handle = Handle(self, "exchange", self.ranks[to], (nbytes(send), nbytes(recv), 1), finish)
-        # The receive is posted first: bytes that arrive then have a place to go to.
-        receive, sending = (dist.irecv, dense, source), (dist.isend, send.contiguous(), to)
-        handle.works = self._start("exchange", receive, sending)
+        receiving, sending = (dist.irecv, dense, source), (dist.isend, send.contiguous(), to)
+        if id(recv) in self._expected:
+            handle.works = [*self._expected.pop(id(recv))[1], *self._start("exchange", sending)]
+        else:  # the receive goes out first: bytes that arrive then have a place to go to
+            handle.works = self._start("exchange", receiving, sending)
         if async_op:
             return handle
         handle.wait()
         return None
+
+    def expect(self, recv: torch.Tensor, source: int) -> None:
+        """Say early that a later exchange will receive `recv`, this very object, from rank `source`.
+
+        What arrives before that exchange then has a place to go to, which saves the sender a question. Whatever is
+        received from one rank must be expected in order. On a GPU a receive goes out with the batch of its exchange,
+        so there it does nothing.
+        """
+        self.check_tensor("expect(recv)", recv)
+        self.check_peer("expect(source)", source)
+        if not recv.is_contiguous():
+            raise ValueError(
+                f"rank {self.global_rank}: expect(recv): expected a contiguous tensor, got strides {recv.stride()}"
+            )
+        if self.device.type == "cpu":
+            self._expected[id(recv)] = (recv, self._on_cpu(dist.irecv, recv, source))
 
     def _start(self, op: str, *transfers: tuple[Callable, torch.Tensor, int]) -> list[Any]:
         """Hand the transfers (isend or irecv, tensor, peer) to torch; its handles."""
@@ -158,6 +176,7 @@ class Messenger:
     def _on_cpu(self, call: Callable, tensor: torch.Tensor, peer: int) -> list[Any]:
         # Straight to the group: the checks of dist.isend, made once more, cost as much as a small message.
         start = self.group.send if call is dist.isend else self.group.recv
+        self.board.message(call is dist.isend, self.ranks, self.ranks[peer], describe(tensor))
         here, there = self.host_of[self.rank], self.host_of[peer]
         if self.pacer is None or here == there:
             return [start([tensor], peer, 0)]

@@ -24,7 +24,7 @@ import torch
 from course_lib.comm.communicator import Communicator
 from course_lib.comm.messages import copy_back
 from course_lib.comm.ops import SUM, average_, check_op, combine
-from course_lib.comm.stream import RingStream
+from course_lib.comm.stream import Hop, Segments, send_around
 from course_lib.comm.views import check_chunk, chunks_of, dense_view, flat_view
 from course_lib.plan.traffic import SEGMENT_BYTES
 
@@ -91,13 +91,14 @@ def reduce_around(
     made in place.
     """
     N, r = comm.world_size, comm.rank
-    with RingStream(comm, chunks[0], segment_bytes) as stream:
-        for step in range(N - 1):
-            send, add = (r - 1 - step) % N, (r - 2 - step) % N
-            outgoing = sums[send] if step > 0 else chunks[send]
-            for sent, ours, total in stream.segments(outgoing, chunks[add], sums[add]):
-                came = stream.slot(ours)
-                stream.exchange(sent, came, then=partial(combine, name, came, ours, out=total))
+    segments, hops = Segments(comm, chunks[0], segment_bytes), []
+    for step in range(N - 1):
+        send, add = (r - 1 - step) % N, (r - 2 - step) % N
+        outgoing = sums[send] if step > 0 else chunks[send]
+        for sent, ours, total in segments.of(outgoing, chunks[add], sums[add]):
+            came = segments.slot(ours)
+            hops.append(Hop(sent, came, then=partial(combine, name, came, ours, out=total)))
+    send_around(comm, hops, segments.window)
 
 
 def gather_around(comm: Communicator, chunks: list[torch.Tensor], mine: torch.Tensor) -> None:
@@ -107,12 +108,8 @@ def gather_around(comm: Communicator, chunks: list[torch.Tensor], mine: torch.Te
     copied there while the bytes of the first step travel.
     """
     N, r = comm.world_size, comm.rank
-    for step in range(N - 1):
-        sent, came = mine if step == 0 else chunks[(r - step) % N], chunks[(r - 1 - step) % N]
-        handle = comm.exchange(sent, (r + 1) % N, came, (r - 1) % N, async_op=True)
-        if step == 0:
-            copy_back(mine, chunks[r])
-        assert handle is not None
-        handle.wait()
+    complete = [mine if chunk is chunks[r] else chunk for chunk in chunks]
+    hops = [Hop(complete[(r - step) % N], chunks[(r - 1 - step) % N]) for step in range(N - 1)]
+    send_around(comm, hops, meanwhile=lambda: copy_back(mine, chunks[r]))
     if N == 1:
-        copy_back(mine, chunks[r])  # no step, no travelling
+        copy_back(mine, chunks[r])  # nothing travels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import traceback
@@ -31,6 +32,7 @@ class Failure:
     exc_type: str
     exc_message: str
     frames: list[Frame] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)  # what led to the exception, one line each
     traceback: str = ""
     status: int | None = None  # as os.waitpid reports it
     at: float = 0.0  # time.monotonic()
@@ -95,6 +97,7 @@ class RanksHung(LaunchError):
         return type(self), (str(self), self.sentence, self.ranks, self.stacks)
 
 
+_MOST_FRAMES, _MOST_CHARACTERS = 30, 2000
 _CELL = re.compile(r"ipykernel_\d+|<ipython-input|<cell")
 _LIBRARY = re.compile(
     r"[/\\](site-packages|dist-packages|lib[/\\]python3\.\d+|course_lib)[/\\]|^<frozen|^<string>$"
@@ -115,9 +118,20 @@ def place(file: str, line: int) -> str:
     return f'File "{file}", line {line}'
 
 
-def users_part(frames: list[Frame]) -> list[Frame]:
-    """The frames a reader can act on: their own; if there are none, the innermost."""
-    return [frame for frame in frames if is_users(frame.file)] or frames[-1:]
+def users_part(frames: list[Frame]) -> list[str]:
+    """The frames a reader can act on, as text: their own; if there are none, the innermost. Repeated ones once."""
+    mine = [str(frame) for frame in frames if is_users(frame.file)] or [str(frame) for frame in frames[-1:]]
+    texts: list[str] = []
+    for text, same in itertools.groupby(mine):
+        count = len(list(same))
+        texts += [text] if count == 1 else [text, f"  … the same line {count} times in a row"]
+    return texts if len(texts) <= _MOST_FRAMES else [*texts[:10], "  …", *texts[-10:]]
+
+
+def shortened(text: str) -> str:
+    """`text`, without the middle of what nobody reads in a cell."""
+    left_out = len(text) - _MOST_CHARACTERS
+    return text if left_out <= 0 else f"{text[:1500]} … {left_out} characters left out … {text[-500:]}"
 
 
 def ranks_text(ranks: list[int]) -> str:

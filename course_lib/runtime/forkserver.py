@@ -156,6 +156,8 @@ def become_rank(namespaces: list[str], fds: list[int]) -> None:
     sys.path[:] = setup["sys_path"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     random.seed()  # siblings must not share one stream
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     from course_lib.runtime import worker
 
     worker.main(connection, board, stacks, setup)

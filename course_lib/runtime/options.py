@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from course_lib.runtime.hosts import VirtualHosts
@@ -13,6 +13,7 @@ from course_lib.runtime.output import SHOW
 from course_lib.runtime.sizes import parse_bytes
 
 BACKENDS = ("auto", "gloo", "nccl")
+_MOST_S = 30 * 24 * 3600.0
 STARTS = ("auto", "forkserver", "spawn")
 
 
@@ -54,6 +55,12 @@ class Options:
             raise TypeError(
                 f"env: expected a dict of strings to strings, got {self.env!r}; write numbers as strings"
             )
+        for name, value in (self.env or {}).items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"env: no system takes a variable {name!r} with the value {value!r}")
+        for name in ("world_size", "threads"):  # numpy's numbers are numbers too
+            object.__setattr__(self, name, int(getattr(self, name)))
+        object.__setattr__(self, "timeout", float(self.timeout))
 
     @property
     def memory_limit_bytes(self) -> int | None:
@@ -73,17 +80,17 @@ class Options:
 
 
 def _count(name: str, value: Any, what: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name}: expected a whole number ({what}), got {value!r}")
     if value < 1:
         raise ValueError(f"{name}: expected at least 1 ({what}), got {value}")
 
 
 def _seconds(name: str, value: Any) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name}: expected seconds as a number, got {value!r}")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name}: expected a positive, finite number of seconds, got {value}")
+    if not 0 < float(value) <= _MOST_S:
+        raise ValueError(f"{name}: expected a positive number of seconds, {_MOST_S:.0f} at most, got {value}")
 
 
 def check_call(fn: Any, args: tuple) -> None:
@@ -91,6 +98,11 @@ def check_call(fn: Any, args: tuple) -> None:
     if not callable(fn):
         raise TypeError(
             f"fn: expected a function that takes a Communicator first, got {type(fn).__name__} {fn!r:.60}"
+        )
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+        raise TypeError(
+            f"fn: {_name(fn)} is async or a generator: calling it runs nothing. Write a plain function; inside it use "
+            "asyncio.run(...), or collect what the generator yields in a list."
         )
     try:
         signature = inspect.signature(fn)

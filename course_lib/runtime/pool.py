@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -57,6 +58,7 @@ class Pool:
         )
         self.world_size = world_size
         self._ended = ""
+        self._running = threading.Lock()
         self._team = Team(options)
         _say_backend(self._team)
 
@@ -68,12 +70,18 @@ class Pool:
                 f"this pool has ended ({self._ended or 'closed'}); make a new one: Pool({self.world_size})"
             )
         payload, sources = pack_task(fn, args)
+        if not self._running.acquire(blocking=False):
+            raise RuntimeError(
+                "this pool is running a function in another thread; wait for it, or make a second pool"
+            )
         try:
             done = self._team.run(payload, sources)
+            return self._results(done)
         except BaseException as error:
             self._ended = f"a run ended with {type(error).__name__}"
             raise
-        return self._results(done)
+        finally:
+            self._running.release()
 
     def _results(self, done: list[Any]) -> RankResults:
         results = RankResults()

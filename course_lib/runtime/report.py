@@ -15,6 +15,7 @@ from course_lib.runtime.errors import (
     grouped,
     place,
     ranks_text,
+    shortened,
     users_part,
 )
 from course_lib.runtime.standing import Standing, mismatch
@@ -71,14 +72,15 @@ def rank_error(
         head = f"rank {cause.rank} of {world_size} {_ending(code)}"
     else:
         code = None
-        head = f"rank {cause.rank} of {world_size} raised {cause.exc_type}: {cause.exc_message}"
+        what = f"{cause.exc_type}: {shortened(cause.exc_message)}"
+        head = f"rank {cause.rank} of {world_size} raised {what}"
     lines = [head, ""]
     if cause.frames:
         lines.append(
             "Where it was (most recent call last):" if died else "Traceback (most recent call last):"
         )
-        lines += [str(frame) for frame in users_part(cause.frames)]
-        lines += [] if died else [f"{cause.exc_type}: {cause.exc_message}"]
+        lines += users_part(cause.frames)
+        lines += [] if died else [what, *map(shortened, cause.causes)]
         lines.append("")
     if died:
         last = outputs[cause.rank].rstrip("\n").splitlines()[-6:]
@@ -117,11 +119,13 @@ def _others(cause: Failure, failures: list[Failure], standings: dict[int, Standi
             if standing.is_waiting:
                 texts[rank] += "; only a victim"
         elif (own.exc_type, own.exc_message) == (cause.exc_type, cause.exc_message):
-            texts[rank] = "raised the same"
+            texts[rank] = "raised the same" if own.status is None else "ended in the same way"
         elif is_consequence(own):
             texts[rank] = "disconnected when that rank was gone; only a victim"
         else:
-            texts[rank] = f"raised {own.exc_type}: {own.exc_message}" if own.exc_type else "ended as well"
+            texts[rank] = (
+                f"raised {own.exc_type}: {shortened(own.exc_message)}" if own.exc_type else "ended as well"
+            )
     if not texts:
         return []
     lines = [f"  {ranks_text(ranks)}: {text}" for text, ranks in grouped(texts)]
@@ -138,8 +142,7 @@ def ranks_hung(
     lines += [f"  {ranks_text(ranks)}: {text}" for text, ranks in grouped(texts)]
     where = {}
     for rank, frames in stacks.items():
-        mine = users_part(frames)
-        where[rank] = "\n".join(f"  {line}" for frame in mine for line in str(frame).splitlines())
+        where[rank] = "\n".join(f"  {line}" for text in users_part(frames) for line in text.splitlines())
     lines += ["", "Where they stand (most recent call last):"]
     for text, ranks in grouped(where):
         lines += [f"  {ranks_text(ranks)}:", text or "      no Python stack: it has returned or is gone"]

@@ -117,7 +117,7 @@ class Team:
                 if status is not None:
                     frames = report.parse_stack(member.read_stacks())
                     member.state = "dead"
-                    member.failure = Failure(member.rank, "", "", frames, "", status, member.gone)
+                    member.failure = Failure(member.rank, "", "", frames, status=status, at=member.gone)
         failures = [member.failure for member in self.members if member.failure is not None]
         if failures:
             sure = not all(report.is_consequence(failure) for failure in failures)

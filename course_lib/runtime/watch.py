@@ -29,7 +29,7 @@ def watch_torch(board: Board) -> None:
     for name in _COLLECTIVES:
         if hasattr(dist, name):
             _replace(name, _collective(getattr(dist, name), name, board))
-    for name in ("send", "recv"):
+    for name in ("send", "recv", "isend", "irecv"):
         _replace(name, _point_to_point(getattr(dist, name), name, board))
     wait = dist.Work.wait
 
@@ -63,11 +63,23 @@ def _collective(function: Callable, name: str, board: Board) -> Callable:
 def _point_to_point(function: Callable, name: str, board: Board) -> Callable:
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        peer = args[1] if len(args) > 1 else kwargs.get("dst", kwargs.get("src"))
-        with board.wait(name, peer if isinstance(peer, int) else None):
+        peer = _peer(args, kwargs)
+        if peer is None:
+            board.messages.stop()
+        elif not kwargs.get("tag"):
+            board.message("send" in name, _group_ranks(args, kwargs), peer, _signature(args, kwargs))
+        with board.wait(name, peer):
             return function(*args, **kwargs)
 
     return watched
+
+
+def _peer(args: tuple, kwargs: dict) -> int | None:
+    """The other end, as a global rank; None: anybody."""
+    for name in ("group_dst", "group_src"):
+        if kwargs.get(name) is not None:
+            return _group_ranks(args, kwargs)[kwargs[name]]
+    return args[1] if len(args) > 1 else kwargs.get("dst", kwargs.get("src"))
 
 
 def _group_ranks(args: tuple, kwargs: dict) -> list[int]:

@@ -84,10 +84,8 @@ def _connect(channel: Connection, board: Board, setup: dict[str, Any]) -> Commun
     os.environ |= {"MASTER_ADDR": setup["address"], "MASTER_PORT": str(port)}
     with board.wait("connecting"):
         store = store or dist.TCPStore(setup["address"], port, world_size, False, patience)
-        options: dict[str, Any] = {"device_id": device} if backend == "nccl" else {}
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=world_size, timeout=patience, **options
-        )
+        # No device_id for nccl: torch would then have all ranks, not only the members, make each subgroup.
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
         dist.barrier()
     # The launcher watches the waits it can see; torch's own limit catches the others a moment later.
     timeout = datetime.timedelta(seconds=setup["timeout"] + 1.0)
@@ -156,8 +154,11 @@ def _call(fn: Callable, comm: Communicator, args: tuple) -> Any:
 
 
 def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass  # the function closed it, or put something else in its place
     ctypes.CDLL(None).fflush(None)  # what C code printed
 
 
@@ -172,8 +173,31 @@ def _failure(error: BaseException) -> dict[str, Any]:
     ]
     return {
         "exc_type": type(error).__qualname__,
-        "exc_message": str(error),
+        "exc_message": _text(error),
         "frames": [asdict(frame) for frame in frames],
+        "causes": _causes(error),
         "traceback": "".join(traceback.format_exception(type(error), error, tb)),
         "at": time.monotonic(),
     }
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:
+        return f"(its text cannot be made: __str__ raised {type(second).__name__})"
+
+
+def _causes(error: BaseException) -> list[str]:
+    """What led to `error`, the nearest first; the members of an exception group."""
+    found = [f"one of them: {type(e).__qualname__}: {_text(e)}" for e in getattr(error, "exceptions", ())]
+    seen = {id(error)}
+    while True:
+        hidden = None if error.__suppress_context__ else error.__context__
+        cause = error.__cause__ or hidden
+        if cause is None or id(cause) in seen:
+            return found
+        how = "caused by" if error.__cause__ is not None else "while handling"
+        found.append(f"{how} {type(cause).__qualname__}: {_text(cause)}")
+        seen.add(id(cause))
+        error = cause

@@ -129,6 +129,23 @@ def test_a_handle_is_one_row_when_waited_for_and_only_then() -> None:
     assert launch(work, world_size=2, show="none") == [(0, 1)] * 2
 
 
+def test_expected_receives_are_those_of_the_exchanges_that_follow() -> None:
+    def work(comm):
+        right, left = neighbours(comm)
+        came = [torch.empty(3) for _ in range(4)]
+        comm.expect(came[0], left)
+        for i in range(4):
+            if i < 3:
+                comm.expect(came[i + 1], left)  # one ahead, as the ring does
+            comm.exchange(torch.full((3,), 10.0 * comm.rank + i), right, came[i], left)
+        return [tensor.unique().item() for tensor in came]
+
+    results = launch(work, world_size=3, show="none")
+    assert results == [[10.0 * left + i for i in range(4)] for left in (2, 0, 1)]
+    for ledger in results.ledger:
+        assert [(row.op, row.bytes_sent, row.bytes_received) for row in ledger] == [("exchange", 12, 12)] * 4
+
+
 BAD_CALLS = [
     (lambda comm: comm.send(torch.ones(1), comm.rank), "ValueError", "which is this rank itself"),
     (lambda comm: comm.send(torch.ones(1), 2), "ValueError", "send(to): expected a rank"),
@@ -149,6 +166,12 @@ BAD_CALLS = [
         "TypeError",
         "exchange(recv)",
     ),
+    (
+        lambda comm: comm.expect(torch.ones(2, 2).T, 1 - comm.rank),
+        "ValueError",
+        "expect(recv): expected a contiguous",
+    ),
+    (lambda comm: comm.expect(torch.ones(2), comm.rank), "ValueError", "expect(source)"),
     (lambda comm: comm.broadcast(torch.ones(1), root=2), "ValueError", "broadcast(root)"),
     (lambda comm: comm.all_reduce(torch.ones(1, dtype=torch.int64), "avg"), "ValueError", "average"),
     (lambda comm: comm.all_reduce(torch.ones(1), "total"), "ValueError", "sum, avg, max, min, product"),

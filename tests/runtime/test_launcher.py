@@ -119,9 +119,12 @@ def test_random_streams_of_siblings_differ() -> None:
     def work(comm):
         import random
 
-        return random.random()
+        import numpy
 
-    assert len(set(launch(work, world_size=4, show="none"))) == 4
+        return random.random(), numpy.random.rand()
+
+    for numbers in zip(*launch(work, world_size=4, show="none"), strict=True):
+        assert len(set(numbers)) == 4
 
 
 def test_spawn_does_the_same() -> None:
@@ -235,6 +238,54 @@ def test_a_consequence_that_arrives_first_is_not_the_cause() -> None:
 
     with pytest.raises(RankError, match=r"^rank 1 of 2 raised ValueError: the cause"):
         launch(work, world_size=2, show="none")
+
+
+def test_causes_groups_and_long_texts() -> None:
+    def chained(comm):
+        try:
+            {}["cfg"]
+        except KeyError as error:
+            raise ValueError("bad config") from error
+
+    with pytest.raises(RankError, match=r"ValueError: bad config\ncaused by KeyError: 'cfg'"):
+        launch(chained, world_size=1, show="none")
+
+    def group(comm):
+        raise ExceptionGroup("many", [ValueError("a"), TypeError("b")])
+
+    with pytest.raises(RankError, match=r"one of them: ValueError: a\none of them: TypeError: b"):
+        launch(group, world_size=1, show="none")
+
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    def mute(comm):
+        raise Mute
+
+    with pytest.raises(RankError, match=r"Mute: \(its text cannot be made: __str__ raised RuntimeError\)"):
+        launch(mute, world_size=1, show="none")
+
+    def endless(comm):
+        if comm.rank < 0:
+            raise ValueError
+        return endless(comm)
+
+    with pytest.raises(RankError) as caught:
+        launch(endless, world_size=1, show="none")
+    assert "times in a row" in str(caught.value) and len(str(caught.value)) < 3000
+
+    def long(comm):
+        raise ValueError("x" * 1_000_000)
+
+    with pytest.raises(RankError) as caught:
+        launch(long, world_size=1, show="none")
+    assert len(str(caught.value)) < 10_000 and "characters left out" in str(caught.value)
+    assert len(caught.value.exc_message) == 1_000_000
+
+
+def test_a_function_that_closes_its_output() -> None:
+    assert launch(lambda comm: sys.stdout.close(), world_size=1, show="none") == [None]
 
 
 def test_the_same_exception_on_all_ranks_is_told_once() -> None:
@@ -402,6 +453,71 @@ def test_a_mismatch_that_is_none() -> None:
             assert pool.run(work, extra) == [True] * 4
 
 
+# --- messages whose ends do not agree
+
+
+def _send_recv(comm, sent, received):
+    if comm.rank == 0:
+        comm.send(sent, 1)
+    else:
+        comm.recv(received, 0)
+
+
+def _plain(comm, sent, received):
+    if comm.rank == 0:
+        dist.send(sent, 1)
+    else:
+        dist.irecv(received, 0).wait()
+
+
+def _exchange(comm, sent, received):
+    comm.exchange(sent, 1 - comm.rank, received, 1 - comm.rank)
+
+
+@pytest.mark.parametrize("talk", [_send_recv, _plain, _exchange])
+@pytest.mark.parametrize("received", [torch.zeros(5), torch.zeros(3), torch.zeros(4, dtype=torch.int32)])
+def test_the_ends_of_a_message_must_agree(talk, received: torch.Tensor) -> None:
+    what = f"{received.numel()} x {str(received.dtype).removeprefix('torch.')}"
+    words = rf"(send of 4 x float32: rank \d receives {what}|recv of {what}: rank \d sends 4 x float32) \(message 1"
+    with pytest.raises(RankError, match=words):
+        launch(talk, torch.ones(4), received, world_size=2, show="none")
+
+
+def test_messages_of_different_groups_runs_and_peers_are_not_mixed_up() -> None:
+    def work(comm, length):
+        pair = comm.subgroup([0, 1]) if comm.rank < 2 else None
+        if comm.rank == 0:
+            comm.send(torch.ones(length), 2)
+            pair.send(torch.ones(length + 1), 1)
+            comm.send(torch.ones(length + 2), 1)
+            dist.send(torch.ones(length + 3), 1)
+        elif comm.rank == 1:
+            for one, size in ((pair, length + 1), (comm, length + 2)):
+                one.recv(torch.empty(size), 0)
+            dist.recv(torch.empty(length + 3), 0)
+        else:
+            comm.recv(torch.empty(length), 0)
+        for _ in range(100):  # more than the log remembers
+            comm.exchange(torch.ones(2), (comm.rank + 1) % 3, torch.empty(2), (comm.rank - 1) % 3)
+        return True
+
+    with Pool(3, show="none") as pool:
+        assert [pool.run(work, length) for length in (1, 7)] == [[True] * 3] * 2
+
+
+def test_receiving_from_anybody_ends_the_comparison() -> None:
+    def work(comm):
+        if comm.rank == 0:
+            dist.recv(torch.empty(3))
+            dist.recv(torch.empty(2), 1)
+        else:
+            comm.send(torch.ones(3), 0)
+            comm.send(torch.ones(2), 0)
+        return True
+
+    assert launch(work, world_size=2, show="none") == [True, True]
+
+
 # --- what cannot be sent, wrong arguments
 
 BIG = torch.zeros(20_000_000)
@@ -457,6 +573,8 @@ def test_a_result_that_cannot_be_sent_is_named() -> None:
         ({"deadline": 0}, ValueError, "deadline: expected a positive"),
         ({"show": "all"}, ValueError, "show: expected one of 'live', 'grouped', 'none', got 'all'"),
         ({"threads": 0}, ValueError, "threads: expected at least 1"),
+        ({"env": {"A=B": "1"}}, ValueError, "env: no system takes a variable 'A=B'"),
+        ({"timeout": 1e300}, ValueError, "timeout: expected a positive"),
         ({"env": {"A": 1}}, TypeError, "env: expected a dict of strings to strings"),
         ({"start": "fork"}, ValueError, "start: expected one of 'auto', 'forkserver', 'spawn', got 'fork'"),
     ],
@@ -473,6 +591,12 @@ def test_wrong_calls() -> None:
         launch(hello, 1, 2, world_size=2)
     with pytest.raises(TypeError, match="expected a function"):
         launch("hello", world_size=2)
+
+    async def later(comm):
+        pass
+
+    with pytest.raises(TypeError, match="later is async or a generator"):
+        launch(later, world_size=2)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="there are GPUs enough here")
@@ -506,6 +630,17 @@ def test_an_idle_rank_that_is_killed_is_reported_by_the_next_run() -> None:
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RankError, match=r"rank 0 of 2 was ended by signal 9"):
             pool.run(lambda comm: comm.barrier())
+
+
+def test_a_pool_runs_one_function_at_a_time() -> None:
+    with Pool(2, show="none") as pool:
+        first = threading.Thread(target=pool.run, args=(lambda comm: time.sleep(1),))
+        first.start()
+        time.sleep(0.3)
+        with pytest.raises(RuntimeError, match="this pool is running a function in another thread"):
+            pool.run(lambda comm: None)
+        first.join()
+        assert pool.run(lambda comm: comm.rank) == [0, 1]
 
 
 def test_the_fork_server_is_replaced_when_it_dies() -> None:
