@@ -2,10 +2,12 @@
 
 from course_lib.classroom.plots.cluster import draw_cluster
 from course_lib.classroom.plots.costs import crossovers, plot_alpha_beta, plot_bytes_per_rank, plot_costs
+from course_lib.classroom.plots.flows import plot_flows
 from course_lib.classroom.plots.links import plot_on_links
 from course_lib.classroom.plots.rings import plot_ring_step, plot_ring_steps
 from course_lib.classroom.plots.style import RANK_COLORS, CourseFigure, rank_color, rank_hatch, to_png
 from course_lib.classroom.plots.timeline import plot_trace
+from course_lib.classroom.plots.training import plot_server_load, plot_staleness, plot_training
 from course_lib.classroom.tables import show_table
 
 __all__ = [
@@ -16,10 +18,14 @@ __all__ = [
     "plot_alpha_beta",
     "plot_bytes_per_rank",
     "plot_costs",
+    "plot_flows",
     "plot_on_links",
     "plot_ring_step",
     "plot_ring_steps",
+    "plot_server_load",
+    "plot_staleness",
     "plot_trace",
+    "plot_training",
     "rank_color",
     "rank_hatch",
     "show_table",
