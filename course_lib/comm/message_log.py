@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-_NUM_NOTES = 32  # of each kind remembered for each rank: more than are ever under way
+_NUM_NOTES = 64  # of each kind remembered for each rank: many more than are ever under way
 _NOTE = struct.Struct("<I i I 40s")  # number of the message, the other end, group, what
 _COUNT = struct.Struct("<Q")
 _KIND_BYTES = _COUNT.size + _NUM_NOTES * _NOTE.size
@@ -71,8 +71,10 @@ class MessageLog:
     def _find(self, rank: int, kind: int, number: int, group: int) -> str | None:
         at = self._start + rank * LOG_BYTES + kind * _KIND_BYTES
         (count,) = _COUNT.unpack_from(self._page, at)
-        for index in range(count - 1, max(-1, count - 1 - _NUM_NOTES), -1):
+        # Only the newer half: the oldest places may be written anew while this rank reads.
+        for index in range(count - 1, max(-1, count - 1 - _NUM_NOTES // 2), -1):
             found = _NOTE.unpack_from(self._page, at + _COUNT.size + index % _NUM_NOTES * _NOTE.size)
             if found[:3] == (number, self._rank, group):
-                return found[3].rstrip(b"\0").decode()
+                (now,) = _COUNT.unpack_from(self._page, at)
+                return found[3].rstrip(b"\0").decode() if now - index < _NUM_NOTES else None
         return None
