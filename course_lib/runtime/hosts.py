@@ -163,6 +163,8 @@ class VirtualHosts:
 class _HostServer:
     """The kernel's side of `hostserver`: start it, read its counters, end it."""
 
+    extra_arguments: tuple[str, ...] = ()
+
     def __init__(self, num_hosts: int, rate: int) -> None:
         if sys.platform != "linux":
             raise HostsUnavailable(f"network namespaces are Linux's; this is {sys.platform}")
@@ -172,7 +174,7 @@ class _HostServer:
         self._owner = os.getpid()
         self._control, theirs = socket.socketpair()
         script = Path(__file__).with_name("hostserver.py")
-        arguments = [str(theirs.fileno()), str(os.getpid()), str(num_hosts), str(rate)]
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(num_hosts), str(rate), *self.extra_arguments]
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(script), *arguments],

@@ -276,6 +276,33 @@ def test_an_ordinary_user_may_do_it(tmp_path: Path) -> None:
     assert done.stdout.split()[:2] == ["True", "True"], done.stdout + done.stderr
 
 
+@needs_namespaces
+@pytest.mark.hosts
+def test_ranks_enter_hosts_of_a_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts_module._HostServer, "extra_arguments", ("user",))
+    try:
+        hosts = VirtualHosts(2, link="100Mbit", how="namespaces")
+    except HostsUnavailable as error:
+        pytest.skip(f"this system allows no user namespaces: {error}")
+
+    def work(comm):
+        tensor = torch.ones(250_000)
+        comm.barrier()
+        began = time.perf_counter()
+        ring_all_reduce(comm, tensor)
+        return (
+            os.readlink("/proc/self/ns/user"),
+            os.readlink("/proc/self/ns/net"),
+            time.perf_counter() - began,
+        )
+
+    with hosts:
+        before = hosts.counters()[0].bytes_sent
+        (user, net, seconds), (same_user, other_net, _) = launch(work, world_size=2, hosts=hosts, show="none")
+        assert user == same_user != os.readlink("/proc/self/ns/user") and net != other_net
+        assert seconds > 0.9 * 1e6 / 12.5e6 and hosts.counters()[0].bytes_sent - before >= 1e6
+
+
 def _runs_for_others(python: str) -> bool:
     command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "-c", "pass"]
     return subprocess.run(command, capture_output=True, cwd="/tmp").returncode == 0
