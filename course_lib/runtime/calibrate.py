@@ -27,12 +27,15 @@ class Calibration:
     expected: float
     one_way: float
     both_ways: float
+    label: str = ""
 
     def __str__(self) -> str:
         percent = lambda rate: f"{100 * rate / self.expected:.1f} %"
+        link = f"link of {self.expected * 8 / 1e6:g} Mbit/s = {self.expected / 1e6:g} MB/s in each direction"
+        label = f" ({self.label})" if self.label else ""
         return (
-            f"link of {self.expected * 8 / 1e6:g} Mbit/s = {self.expected / 1e6:g} MB/s in each direction: carries "
-            f"{percent(self.one_way)} of that one way, {percent(self.both_ways)} each way when both directions are busy"
+            f"{link}{label}: carries {percent(self.one_way)} of that one way, {percent(self.both_ways)} each way when "
+            "both directions are busy"
         )
 
 
@@ -60,7 +63,7 @@ def _measure(hosts: VirtualHosts) -> Calibration:
     )
     # The last rank is the first of host 1; it saw when the bytes had arrived.
     one_way, both_ways = (num_bytes / taken for taken in seconds[-1])
-    found = Calibration(hosts.bytes_per_s, one_way, both_ways)
+    found = Calibration(hosts.bytes_per_s, one_way, both_ways, hosts.label)
     if any(abs(rate / hosts.bytes_per_s - 1) > TOLERANCE for rate in (one_way, both_ways)):
         raise LinkNotAsSet(
             f"{found}. That is more than {TOLERANCE:.0%} off, so times measured on it would say nothing. Is the "
