@@ -8,6 +8,7 @@ from typing import Any
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.hosts import VirtualHosts
 from course_lib.runtime.options import check_call
+from course_lib.runtime.pickling import CannotSend
 from course_lib.runtime.pool import Pool, RankResults
 
 
@@ -58,5 +59,5 @@ def launch(
             start=start,
         ) as pool:
             return pool.run(fn, *args)
-    except LaunchError as error:
+    except (LaunchError, CannotSend) as error:
         raise error.with_traceback(None) from None  # the reader's line, not the launcher's insides
