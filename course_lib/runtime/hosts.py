@@ -111,12 +111,12 @@ class VirtualHosts:
 
     def counters(self) -> list[LinkCounters]:
         """Bytes that crossed each host's cable since it was made, read from the kernel's counters of the interface."""
+        self.check_open()
         if self._server is None:
             raise HostsUnavailable(
                 "counters: there is no link to read when messages are paced in software; compare ledgers. "
                 + self.reason
             )
-        self.check_open()
         return self._server.counters()
 
     def calibrate(self) -> Calibration:
@@ -147,6 +147,7 @@ class VirtualHosts:
         self._finalizer()
 
     def __enter__(self) -> VirtualHosts:
+        self.check_open()
         return self
 
     def __exit__(

@@ -8,6 +8,7 @@ over. Whatever is measured with it must say "paced".
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
@@ -64,8 +65,10 @@ class PacedStage(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, forward_s: float, backward_s: float) -> None:
         super().__init__()
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"module: expected an nn.Module, got {type(module).__name__}")
         for name, value in (("forward_s", forward_s), ("backward_s", backward_s)):
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= 0:
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
                 raise ValueError(f"{name}: expected seconds, 0 or more, got {value!r}")
         self.module, self.forward_s, self.backward_s, self.late_s = module, forward_s, backward_s, 0.0
         self._backward_began = 0.0
@@ -95,4 +98,7 @@ def paced(module: torch.nn.Module, seconds: float, backward_s: float | None = No
 
     Twice, because a backward computes two products of the forward's size: for the input and for the weights.
     """
-    return PacedStage(module, seconds, 2 * seconds if backward_s is None else backward_s)
+    twice = (
+        2 * seconds if isinstance(seconds, (int, float)) else seconds
+    )  # else PacedStage says what is wrong
+    return PacedStage(module, seconds, twice if backward_s is None else backward_s)

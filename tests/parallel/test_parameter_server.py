@@ -677,6 +677,43 @@ def test_another_model_on_a_rank_is_said():
     assert caught.value.rank == 1
 
 
+def other_shapes(comm: Any) -> None:
+    ParameterServer(nn.Linear(2 + 2 * comm.rank, 4 - 2 * comm.rank, bias=False), comm, sgd)
+
+
+def test_as_many_numbers_in_other_shapes_are_another_model():
+    with pytest.raises(
+        RankError, match=r"rank 1: module: expected rank 0's model, .* layout .* Build the same module"
+    ):
+        launch(other_shapes, world_size=2, backend="gloo", show="none")
+
+
+def misuses(comm: Any) -> list[str]:
+    server = AsyncParameterServer(model(0), comm, sgd, bound=0)
+    if server.is_server:
+        return [str(update.samples) for update in server.serve().updates]
+    said = []
+    server.pull()
+    with pytest.raises(RuntimeError) as caught:
+        server.pull()
+    said.append(str(caught.value))
+    for wrong in (-5, 0, 2.5):
+        with pytest.raises(ValueError) as refused:
+            server.push(wrong, 1.0)
+        said.append(str(refused.value))
+    server.push(5, 1.0)
+    server.leave()
+    return said
+
+
+def test_an_asynchronous_worker_that_pulls_twice_or_counts_wrong():
+    served, (twice, *counts) = launch(misuses, world_size=2, backend="gloo", show="none")
+    assert served == ["5"]  # what was refused moved nothing
+    assert "rank 1: pull(): expected a push() after each pull()" in twice
+    for text, wrong in zip(counts, ("-5", "0", "2.5"), strict=True):
+        assert "rank 1: push(num_samples): expected how many samples" in text and f"got {wrong};" in text
+
+
 def wrong_aggregate(comm: Any, aggregate: Any, kind: Any) -> None:
     server = kind(model(0), comm, sgd, aggregate)
     server.step(*batches(5)[0], nn.functional.cross_entropy)

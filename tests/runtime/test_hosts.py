@@ -96,6 +96,10 @@ def test_a_launch_that_does_not_fit() -> None:
         launch(lambda comm: None, world_size=3, hosts=hosts)
     with pytest.raises(RuntimeError, match="these 2 virtual hosts are closed"):
         launch(lambda comm: None, world_size=2, hosts=hosts)
+    with pytest.raises(RuntimeError, match="these 2 virtual hosts are closed"):
+        hosts.counters()
+    with pytest.raises(RuntimeError, match="these 2 virtual hosts are closed"), hosts:
+        pass
     with pytest.raises(TypeError, match="hosts: expected VirtualHosts"):
         launch(lambda comm: None, world_size=2, hosts=2)  # type: ignore[arg-type]
 

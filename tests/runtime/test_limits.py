@@ -88,5 +88,8 @@ def test_a_stage_that_is_too_slow_says_so() -> None:
     stage = paced(Slow(), 0.01, 0.0)
     stage(torch.ones(1))
     assert stage.late_s >= 0.035
-    with pytest.raises(ValueError, match="forward_s: expected seconds, 0 or more, got -1"):
-        paced(Slow(), -1)
+    for wrong in (-1, float("inf"), None, "1"):
+        with pytest.raises(ValueError, match=f"forward_s: expected seconds, 0 or more, got {wrong!r}"):
+            paced(Slow(), wrong)
+    with pytest.raises(TypeError, match=r"module: expected an nn.Module, got int"):
+        paced(3, 0.01)

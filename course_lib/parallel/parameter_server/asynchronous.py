@@ -119,6 +119,11 @@ class AsyncParameterServer:
 
     def pull(self) -> None:
         """Fetch the newest parameters. With a bound, this is where a worker waits."""
+        if self._holds_parameters:
+            raise RuntimeError(
+                f"rank {self.comm.global_rank}: pull(): expected a push() after each pull(): the server waits for the "
+                "gradient that belongs to the parameters it gave; call leave() when there is none to come"
+            )
         self._ask(PULL)
         flat = self.flat.empty()
         with reaching(self.comm, "server", self.server):
@@ -136,6 +141,11 @@ class AsyncParameterServer:
                 f"rank {self.comm.global_rank}: push(): expected a pull() before each push(): the gradient "
                 "belongs to the "
                 "parameters that were pulled, and its staleness is counted from there"
+            )
+        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+            raise ValueError(
+                f"rank {self.comm.global_rank}: push(num_samples): expected how many samples the loss is the mean of, "
+                f"1 or more, got {num_samples!r}; a worker without samples does not push"
             )
         gradient, used = self.flat.take_gradients()
         self._ask(PUSH, num_samples, number(loss), *used)

@@ -8,6 +8,7 @@ not at all.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -133,7 +134,13 @@ def copy_from(comm: Communicator, module: nn.Module, root: int) -> None:
     """
     tensors = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
     trainable = [parameter.numel() for parameter in module.parameters() if parameter.requires_grad]
-    shape = [len(tensors), sum(tensor.numel() for tensor in tensors), len(trainable), sum(trainable)]
+    layout = repr([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+    shape = [
+        len(tensors),
+        sum(tensor.numel() for tensor in tensors),
+        sum(trainable),
+        zlib.crc32(layout.encode()),
+    ]
     if comm.rank == root:
         for to in others(comm):
             with reaching(comm, "worker", to):
@@ -145,7 +152,7 @@ def copy_from(comm: Communicator, module: nn.Module, root: int) -> None:
     with reaching(comm, "server", root):
         comm.recv(roots, root)
         if roots.tolist() != shape:
-            words = "{} tensors with {} elements, of them trainable {} with {}"
+            words = "{} tensors with {} elements, {} of them trainable, layout {:08x}"
             raise ValueError(
                 f"rank {comm.global_rank}: module: expected rank {comm.ranks[root]}'s model, "
                 f"{words.format(*roots.tolist())}; "
