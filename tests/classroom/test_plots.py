@@ -347,8 +347,8 @@ def test_bytes_per_rank_from_ledgers():
         and left.get_xlabel() == right.get_xlabel() == "rank"
     )
     assert (left.get_title("left"), right.get_title("left")) == (
-        "server: up to 9 kB each way",
-        "ring: up to 4.5 kB each way",
+        "server: up to 9 kB",
+        "ring: up to 4.5 kB",
     )
     assert left.get_ylim() == right.get_ylim()
     heights = [bar.get_height() for bar in left.patches]

@@ -181,7 +181,7 @@ def plot_bytes_per_rank(
     panels = figure.subplots(1, len(pairs), sharey=True, squeeze=False)[0]
     for axes, (name, ranks) in zip(panels, pairs.items(), strict=True):
         _bars(axes, ranks)
-        axes.set(title=f"{name}: up to {format_bytes(max(map(max, ranks)))} each way", xlabel="rank")
+        axes.set(title=f"{name}: up to {format_bytes(max(map(max, ranks)))}", xlabel="rank")
     panels[0].set_ylabel("traffic of one rank (bytes)")
     style.bytes_axis(panels[0].yaxis)
     keys = [Patch(facecolor=style.GREY, edgecolor=style.INK, label="sent (in the rank's colour)")]
