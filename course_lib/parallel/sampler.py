@@ -151,7 +151,7 @@ class DistributedSampler(Sampler[int]):
         self.position += num_samples
 
     def state_dict(self) -> dict[str, int | bool]:
-        """Where the training stands, the same on every rank, in plain numbers: `torch.load(weights_only=True)` works."""
+        """Where the training stands, the same on every rank, in plain numbers: `torch.load(weights_only=True)` does."""
         return {"epoch": self.epoch, "position": self.position, **self._made_of()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
