@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from course_lib import Pool, RankError
+from course_lib.classroom.gpt import GPT, gpt_batches, token_loss
 from course_lib.classroom.models import MLP, DigitsCNN, sample_batches
 from course_lib.classroom.reference import Run, differences, train
 from course_lib.strategies import STRATEGIES, build
@@ -29,6 +30,9 @@ ROUNDING = {"rtol": 1e-10, "atol": 1e-12}
 """float64 rounds to 1e-16. Adding in another order was measured to change a tensor, after 10 steps, by at most 2e-15 of
 its largest element; a sample lost, or a mean of means, changes the third digit."""
 
+NORMALISED = {"rtol": 1e-9, "atol": 1e-11}
+"""BatchNorm divides by a standard deviation, which makes a rounding larger."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -41,6 +45,16 @@ class Case:
     dtype: torch.dtype = torch.float64
     tolerance: dict[str, float] = field(default_factory=lambda: dict(ROUNDING))
     options: dict[str, Any] = field(default_factory=dict)
+
+    def made(self) -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tensor]]]:
+        model = self.model().to(self.dtype)
+        if isinstance(model, GPT):
+            return model, gpt_batches(model, NUM_STEPS, self.batch_size)
+        return model, sample_batches(model, NUM_STEPS, self.batch_size, dtype=self.dtype)
+
+    def truth(self) -> Run:
+        options = {name: value for name, value in self.options.items() if name != "accumulate"}
+        return train(*self.made(), self.optimizer, **options)
 
 
 ALL_CASES = [
@@ -57,6 +71,18 @@ ALL_CASES = [
         ADAMW,
         options={"accumulate": 2, "clip_norm": 0.3},
     ),
+    Case("GPT", GPT, optimizer=ADAMW, options={"loss_fn": token_loss}),
+    Case(
+        "GPT, accumulation and clipping",
+        partial(GPT, tied=False),
+        9,
+        options={"loss_fn": token_loss, "accumulate": 2, "clip_norm": 0.3},
+    ),
+    Case("batch norm", partial(DigitsCNN, batch_norm=True), batch_size=7, tolerance=NORMALISED),
+    Case(
+        "batch norm, clipping", partial(DigitsCNN, 3, batch_norm=True), 6, ADAMW, options={"clip_norm": 0.3}
+    ),
+    Case("a rank without a sample", partial(MLP, tied=True), batch_size=3),
     Case("dropout", partial(MLP, dropout=0.3)),
     # float32 rounds to 6e-8; measured after 10 steps: 4e-7
     Case("float32", dtype=torch.float32, tolerance={"rtol": 1e-5, "atol": 2e-6}),
@@ -65,27 +91,30 @@ CASES = {case.name: case for case in ALL_CASES}
 OWN_MASKS = (
     "each slice of the batch draws its own dropout mask, so the masks are not those of the whole batch"
 )
-LEFT_OUT = {("parameter_server", "dropout"): OWN_MASKS, ("data_parallel", "dropout"): OWN_MASKS}
+OWN_STATISTICS = "each slice of the batch is normalised by itself"
+CUT = [strategy for strategy in STRATEGIES if strategy != "single"]
+LEFT_OUT = {(strategy, "dropout"): OWN_MASKS for strategy in CUT} | {
+    (strategy, case): OWN_STATISTICS
+    for strategy in ("parameter_server", "data_parallel")
+    for case in ("batch norm", "batch norm, clipping")
+}
+LEFT_OUT["data_parallel", "a rank without a sample"] = "every replica needs one"
+
 """(strategy, case) -> why it cannot be equal on several ranks."""
 
 BIT_FOR_BIT = {"single"}
 """Strategies that add the same numbers in the same order as the reference, where the batch is not cut into pieces."""
 
 
-def made(case: Case) -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tensor]]]:
-    model = case.model().to(case.dtype)
-    return model, sample_batches(model, NUM_STEPS, case.batch_size, dtype=case.dtype)
-
-
 def train_alone(comm, case: Case) -> Run:
     torch.manual_seed(0)
-    return train(*made(case), case.optimizer, clip_norm=case.options.get("clip_norm"))
+    return case.truth()
 
 
 def train_on_rank(comm, strategy: str, case: Case) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     """Losses and states of all steps, as this rank has them."""
     torch.manual_seed(0)  # for dropout
-    model, batches = made(case)
+    model, batches = case.made()
     way = build(strategy, model.to(comm.device), comm, case.optimizer, **case.options)
     losses, states = [], []
     for inputs, targets in batches:
@@ -148,7 +177,7 @@ def test_the_grid_would_notice_a_mean_of_means(ranks: Ranks) -> None:
 
     def mean_of_means(comm, case: Case) -> list[float]:
         plain = lambda gradients, counts: sum(gradients) / len(gradients)
-        model, batches = made(case)
+        model, batches = case.made()
         way = build("parameter_server", model, comm, case.optimizer, aggregate=plain)
         return [way.step(*batch) for batch in batches]
 
@@ -160,7 +189,7 @@ def test_the_grid_would_notice_a_mean_of_means(ranks: Ranks) -> None:
 def test_the_cases_do_something(ranks: Ranks) -> None:
     """Clipping clips, and the unused and the frozen parameters are there."""
     for name in ("clipping", "accumulation and clipping"):
-        free = train(*made(CASES[name]), CASES[name].optimizer)
+        free = train(*CASES[name].made(), CASES[name].optimizer)
         assert differences(free.losses, ranks.truth(CASES[name]).losses, rtol=1e-3)
     run = ranks.truth(CASES["tied, frozen and unused"])
     grads = run.gradients[-1]
@@ -183,7 +212,7 @@ def test_batch_norm_only_single_is_equal_and_the_state_is_the_same_on_all_ranks(
 
 def bytes_of(comm, strategy: str) -> tuple[int, int]:
     """(sent, received) in one step of a float64 model."""
-    model, batches = made(CASES["plain"])
+    model, batches = CASES["plain"].made()
     way = build(strategy, model, comm, SGD)
     comm.ledger.clear()
     way.step(*batches[0])

@@ -1,0 +1,222 @@
+"""What every rung of the ladder shares: equal models at the start, and knowing when a backward begins and ends.
+
+Autograd calls a hook each time a parameter's gradient is complete. The first one of a backward asks autograd to call
+again when all of the backward is done. What a rung does in between, and at the end, is all that tells the rungs apart.
+
+A forward *opens* the wrapper for one backward. A gradient that comes while it is closed would be averaged with
+nobody's, and the models would drift apart; so that is an error, except after a forward inside `no_sync`, which says
+that it is meant.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from course_lib.comm.communicator import Communicator
+from course_lib.parallel.ddp.join import Join
+from course_lib.parallel.ddp.replicas import Unchanged, broadcast_tensors, check_same_model
+from course_lib.parallel.ddp.unused import unused_parameters
+
+
+class State(Enum):
+    CLOSED = "no backward is due"
+    OPEN = "a forward has run; its backward has not begun"
+    RUNNING = "backward runs"
+    LOCAL = "the last forward was inside no_sync: gradients stay this rank's own"
+
+
+class DDP(nn.Module):
+    """`module` with gradients that are the mean over all ranks once `backward()` returns. Called as the module is.
+
+    module: the same architecture on every rank, on the Communicator's device. Its parameters and buffers are
+        overwritten with rank 0's. What does not train (`requires_grad=False`) never travels again.
+    find_unused_parameters: allow a forward to leave parameters out, other ones on each rank. Costs a walk through the
+        graph, and an all-reduce of one byte for each parameter. Without it, a parameter that gets no gradient is an
+        error.
+    broadcast_buffers: before each forward in training mode, overwrite the buffers (BatchNorm's statistics) with
+        rank 0's.
+
+    After each backward every rank holds the same gradients: the sum over the ranks, divided by the number of ranks
+    (once, before the sum). A parameter that no rank used keeps the gradient None. `state_dict` has the module's own
+    keys; `load_state_dict` also takes those with `module.` before them that torch's wrapper writes.
+
+    Raises ValueError for a module without trained parameters, on another device, or unlike rank 0's; RuntimeError for a
+    model that changed after it was wrapped, for a second backward of one forward, for a backward that no forward of the
+    wrapper belongs to, and for a parameter without gradient.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        comm: Communicator,
+        *,
+        find_unused_parameters: bool = False,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(
+                f"rank {comm.global_rank}: module: expected an nn.Module, got {type(module).__name__}"
+            )
+        check_same_model(comm, module)
+        self.module, self.comm = module, comm
+        self.find_unused_parameters, self.broadcast_buffers = find_unused_parameters, broadcast_buffers
+        self._names = {p: name for name, p in module.named_parameters() if p.requires_grad}
+        self.parameters_trained = list(self._names)
+        self._check_parameters()
+        broadcast_tensors(comm, [*module.parameters(), *module.buffers()])
+        self.num_contributing = comm.world_size  # the divisor of the mean; `join` can make it smaller
+        self._sync, self._state = True, State.CLOSED
+        self._join: Join | None = None
+        self._waiting_for: set[nn.Parameter] = set()  # gradients that have not come in this backward
+        self._unused: list[nn.Parameter] = []
+        self._without_gradient: list[nn.Parameter] = []
+        self._unchanged = Unchanged(module)
+        for parameter in self.parameters_trained:
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+
+    # --- what a rung adds
+
+    def begin_backward(self) -> None:
+        """The first gradient is about to come."""
+
+    def gradient_ready(self, parameter: nn.Parameter) -> None:
+        """`parameter.grad` will not change any more in this backward; None where the forward left it out."""
+
+    @abstractmethod
+    def average_gradients(self) -> None:
+        """All gradients are there. Returns when each `parameter.grad` is the mean over the ranks."""
+
+    @abstractmethod
+    def average_zeros(self) -> None:
+        """The same communication from a rank that has nothing to add."""
+
+    # --- forward
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        self._unchanged.check(self.comm.global_rank)
+        training = torch.is_grad_enabled()
+        if training and self._sync:
+            root = self._join.announce() if self._join else 0
+            if self.broadcast_buffers and self.training:
+                broadcast_tensors(self.comm, self.module.buffers(), root)
+        outputs = self.module(*inputs, **kwargs)
+        if training:
+            self._state = State.OPEN if self._sync else State.LOCAL
+            find = self.find_unused_parameters and self._sync
+            self._unused = unused_parameters(outputs, self.parameters_trained) if find else []
+        return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Forwards in here, and their backwards, send nothing: gradients add up on each rank by itself.
+
+        The first forward and backward after it average the whole sum. The forward belongs inside, too: what counts is
+        where the forward ran.
+        """
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def join(self, divide_by_initial_world_size: bool = True) -> AbstractContextManager[Join]:
+        """Train inside it where ranks have different numbers of batches: see `Join`."""
+        return Join(self, divide_by_initial_world_size)
+
+    # --- backward
+
+    @torch.no_grad()
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        if self._state is State.LOCAL:
+            return
+        if self._state is State.OPEN:
+            self._begin()
+        if self._state is State.CLOSED or parameter not in self._waiting_for:
+            raise RuntimeError(
+                f"rank {self.comm.global_rank}: a gradient of {self._names[parameter]} came that no forward of the "
+                "wrapper belongs to, so it would not be averaged. Did backward run twice for one forward, or did "
+                "forward run on model.module? Call the wrapper once for each backward; to add up gradients on each "
+                "rank by itself, put forward and backward inside `with model.no_sync():`"
+            )
+        self._waiting_for.discard(parameter)
+        self.gradient_ready(parameter)
+
+    def _begin(self) -> None:
+        self._state = State.RUNNING
+        Variable._execution_engine.queue_callback(self._on_end)  # after the last gradient of this backward
+        self._waiting_for = set(self.parameters_trained).difference(self._unused)
+        self._without_gradient = [parameter for parameter in self._unused if parameter.grad is None]
+        self.begin_backward()
+        for parameter in self._unused:
+            self.gradient_ready(parameter)
+
+    @torch.no_grad()
+    def _on_end(self) -> None:
+        self._state = State.CLOSED
+        if self._waiting_for:
+            missing = [self._names[p] for p in self.parameters_trained if p in self._waiting_for]
+            raise RuntimeError(
+                f"rank {self.comm.global_rank}: backward gave no gradient to {', '.join(missing[:5])}"
+                f"{' …' if len(missing) > 5 else ''}: forward left it out, or its result does not reach the loss. "
+                "Other ranks may wait for it. If that is meant, wrap the model with find_unused_parameters=True"
+            )
+        self.average_gradients()
+        if self.find_unused_parameters:
+            for parameter in self._used_by_nobody(self._without_gradient):
+                parameter.grad = None
+
+    def _used_by_nobody(self, without: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Of the parameters, those that are on every rank's list `without`."""
+        mine = [parameter not in set(without) for parameter in self.parameters_trained]
+        used = torch.tensor(mine, dtype=torch.uint8, device=self.comm.device)
+        self.comm.all_reduce(used, "max")
+        return [
+            p
+            for p, by_somebody in zip(self.parameters_trained, used.tolist(), strict=True)
+            if not by_somebody
+        ]
+
+    def shadow(self, root: int) -> None:
+        """One step's communication from a rank that has no batch left (`Join`)."""
+        if self.broadcast_buffers and self.training:
+            broadcast_tensors(self.comm, self.module.buffers(), root)
+        with torch.no_grad():
+            self.average_zeros()
+        if self.find_unused_parameters:
+            self._used_by_nobody(self.parameters_trained)
+
+    # --- state
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        if state_dict and all(key.startswith("module.") for key in state_dict):
+            state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
+
+    def _check_parameters(self) -> None:
+        rank, device = self.comm.global_rank, self.comm.device
+        if not self.parameters_trained:
+            raise ValueError(
+                f"rank {rank}: module: expected a parameter with requires_grad=True; there is none to train"
+            )
+        for name, parameter in self.module.named_parameters():
+            if nn.parameter.is_lazy(parameter):
+                raise ValueError(
+                    f"rank {rank}: module: {name} has no shape yet; run one batch through it first"
+                )
+            if parameter.device.type != device.type:
+                raise ValueError(
+                    f"rank {rank}: module: expected its parameters on {device}, this rank's device, but {name} is on "
+                    f"{parameter.device}; call module.to(comm.device) before you wrap it"
+                )

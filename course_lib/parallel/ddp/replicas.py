@@ -1,0 +1,100 @@
+"""Equal models on all ranks: that they can be equal, that they are at the start, and that nobody changed one since."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from course_lib.comm.communicator import Communicator
+
+
+def describe_model(module: nn.Module) -> list[str]:
+    """A line for each parameter and buffer: name, shape, dtype, whether it is trained."""
+    lines = [
+        f"{name}: {list(p.shape)} {p.dtype}{'' if p.requires_grad else ', frozen'}"
+        for name, p in module.named_parameters()
+    ]
+    return lines + [f"{name}: buffer {list(b.shape)} {b.dtype}" for name, b in module.named_buffers()]
+
+
+def check_same_model(comm: Communicator, module: nn.Module) -> None:
+    """Every rank compares its model's description with rank 0's, before anything of the model is sent.
+
+    Two broadcasts: 8 bytes, then the text. Raises ValueError on a rank that differs, with the first difference.
+    """
+    mine = describe_model(module)
+    wanted = broadcast_text(comm, "\n".join(mine)).split("\n")
+    if mine == wanted:
+        return
+    for own, other in zip([*mine, "nothing"], [*wanted, "nothing"], strict=False):
+        if own != other:
+            raise ValueError(
+                f"rank {comm.global_rank}: module: expected the same model as rank {comm.ranks[0]}'s; "
+                f"this rank has {own!r} where rank {comm.ranks[0]} has {other!r}. Build the model from the same "
+                "arguments on every rank"
+            )
+
+
+def broadcast_text(comm: Communicator, text: str) -> str:
+    """Rank 0's text, on every rank."""
+    data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=comm.device)
+    length = torch.tensor([data.numel()], device=comm.device)
+    comm.broadcast(length)
+    if comm.rank != 0:
+        data = torch.empty(int(length), dtype=torch.uint8, device=comm.device)
+    comm.broadcast(data)
+    return bytes(data.tolist()).decode()
+
+
+@torch.no_grad()
+def broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
+    """Rank `root`'s values in every rank's `tensors`, in place; one broadcast for each dtype.
+
+    A model has many small tensors, and a message costs its fixed time however small it is.
+    """
+    of_dtype: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        of_dtype[tensor.dtype].append(tensor)
+    for group in of_dtype.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in group])
+        comm.broadcast(flat, root)
+        if comm.rank != root:
+            for tensor, values in zip(group, flat.split([t.numel() for t in group]), strict=True):
+                tensor.copy_(values.view(tensor.shape))
+
+
+class Unchanged:
+    """Remembers which parameters a module trains, and says when that is no longer so.
+
+    A wrapper knows only the parameters it found; a new one would train on each rank by itself, and the models drift
+    apart without a word.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._before = module, self._now(module)
+
+    @staticmethod
+    def _now(module: nn.Module) -> dict[str, tuple]:
+        trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+        return {name: (p, p.shape, p.dtype) for name, p in trained}
+
+    def check(self, rank: int) -> None:
+        """Raises RuntimeError naming the first parameter that came, went, or is another one now."""
+        now = self._now(self._module)
+        for name in [*now, *self._before]:
+            new, old = now.get(name), self._before.get(name)
+            if new is None or old is None or new[0] is not old[0] or new[1:] != old[1:]:
+                how = (
+                    "is new or trained only now"
+                    if old is None
+                    else "is gone or frozen"
+                    if new is None
+                    else "is another"
+                )
+                raise RuntimeError(
+                    f"rank {rank}: the model changed after it was wrapped: {name} {how}. The wrapper averages the "
+                    "gradients of the parameters it was given. Change the model first, then wrap it (again)"
+                )

@@ -1,0 +1,57 @@
+"""A server that adds up."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from course_lib.comm.communicator import Communicator
+from course_lib.parallel.parameter_server import ParameterServer
+from course_lib.plan.partition import chunk_bounds
+from course_lib.strategies.common import (
+    Loss,
+    MakeOptimizer,
+    backward_in_pieces,
+    broadcast_state,
+    clipped,
+    copied,
+)
+
+
+class SynchronousServer:
+    """A parameter server: every rank computes the gradient of its slice, rank `server` adds up and updates.
+
+    aggregate, server: see `ParameterServer`. A rank whose slice is empty sends no gradient.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        optimizer: MakeOptimizer,
+        *,
+        loss_fn: Loss = F.cross_entropy,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        **options: Any,
+    ) -> None:
+        self.model, self.comm = model, comm
+        self.server = ParameterServer(model, comm, clipped(optimizer, clip_norm), **options)
+        self.loss_fn, self.accumulate = loss_fn, accumulate
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        start, stop = chunk_bounds(len(inputs), self.comm.world_size)[self.comm.rank]
+        mine = inputs[start:stop], targets[start:stop]
+        loss = math.nan
+        if stop > start:
+            loss = backward_in_pieces(self.model, *mine, self.loss_fn, self.accumulate)
+        self.server.push(stop - start, loss)
+        return self.server.pull()
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The server's; the other ranks' differ in the buffers that forward writes, such as BatchNorm's."""
+        return broadcast_state(self.comm, copied(self.model.state_dict()), self.server.server)
