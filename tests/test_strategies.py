@@ -80,7 +80,11 @@ ALL_CASES = [
     ),
     Case("batch norm", partial(DigitsCNN, batch_norm=True), batch_size=7, tolerance=NORMALISED),
     Case(
-        "batch norm, clipping", partial(DigitsCNN, 3, batch_norm=True), 6, ADAMW, options={"clip_norm": 0.3}
+        "batch norm, clipping",  # not with Adam: a bias before BatchNorm has a gradient of rounding alone
+        partial(DigitsCNN, 3, batch_norm=True),
+        6,
+        tolerance=NORMALISED,
+        options={"clip_norm": 0.3},
     ),
     Case("a rank without a sample", partial(MLP, tied=True), batch_size=3),
     Case("dropout", partial(MLP, dropout=0.3)),
@@ -99,7 +103,6 @@ LEFT_OUT = {(strategy, "dropout"): OWN_MASKS for strategy in CUT} | {
     for case in ("batch norm", "batch norm, clipping")
 }
 LEFT_OUT["data_parallel", "a rank without a sample"] = "every replica needs one"
-
 """(strategy, case) -> why it cannot be equal on several ranks."""
 
 BIT_FOR_BIT = {"single"}
@@ -198,7 +201,7 @@ def test_the_cases_do_something(ranks: Ranks) -> None:
 
 
 def test_batch_norm_only_single_is_equal_and_the_state_is_the_same_on_all_ranks(ranks: Ranks) -> None:
-    case = Case("batch norm", partial(DigitsCNN, batch_norm=True), batch_size=8)
+    case = Case("batch norm of 8", partial(DigitsCNN, batch_norm=True), batch_size=8)
     expected = ranks.truth(case)
     for strategy in ("single", "parameter_server", "data_parallel"):
         results = ranks.run(2, train_on_rank, strategy, case)
