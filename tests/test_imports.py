@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "classroom": EVERYTHING_BELOW,
     "bench": EVERYTHING_BELOW,
     "train": EVERYTHING_BELOW,
+    "train_ddp": EVERYTHING_BELOW,
     "": {"runtime", "comm"},  # course_lib/__init__.py: the public names
 }
 """Area (a package or module right below course_lib) -> the areas it may import besides itself."""

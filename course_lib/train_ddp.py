@@ -1,0 +1,208 @@
+"""Train on the handwritten digits with DistributedDataParallel, and survive: the script of chapter 04.
+
+    python -m course_lib.train_ddp --total_epochs 10 --snapshot_path snapshot.pt
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m course_lib.train_ddp --total_epochs 10
+
+Rank 0 prints a line for each epoch, and one where it goes on from a snapshot. Epochs and steps count from 0. Exit
+code 0: trained to the end. 143: stopped by SIGTERM, the snapshot is on the disk. 1: an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+from course_lib.classroom.datasets import digits
+from course_lib.classroom.models import MLP, DigitsCNN
+from course_lib.comm.communicator import Communicator
+from course_lib.parallel.sampler import DistributedSampler
+from course_lib.parallel.trainer import EXIT_CODE, Journal, Trainer, process_started, restart_count
+
+_IMPORTED = time.time()
+
+
+class Demonstration(Trainer):
+    """A Trainer that can be slow enough to watch, and dies where it is told: on rank `crash_at[2]` with SIGKILL, before
+    step `crash_at[1]` of epoch `crash_at[0]`, and not again after a restart."""
+
+    crash_at: tuple[int, int, int] | None = None
+    step_delay_s = 0.0
+
+    def train_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        here = (self.progress.epoch, self.progress.step, self.comm.rank)
+        if here == self.crash_at and restart_count() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(self.step_delay_s)
+        return super().train_step(inputs, targets)
+
+
+@record  # torchrun then shows the exception of the rank that failed first
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; returns the exit code. Where torch.distributed is set up already, its default group is used."""
+    options = parser().parse_args(arguments)
+    with process_group() as comm:
+        journal = Journal(comm.rank, audit=options.audit, events=options.events)
+        journal.event("process start", process_started())
+        journal.event("torch imported", _IMPORTED)
+        journal.event("process group ready")
+        trainer = build(options, comm, journal)
+        trainer.fit(options.total_epochs)
+        if trainer.stopped:
+            trainer.say(f"stopped by SIGTERM; the snapshot is in {options.snapshot_path}")
+        return EXIT_CODE if trainer.stopped else 0
+
+
+def build(options: argparse.Namespace, comm: Communicator, journal: Journal) -> Trainer:
+    """What the options say, put together on this rank."""
+    model: torch.nn.Module
+    if options.model == "mlp":
+        model = MLP(64, 57, 10, dropout=options.dropout, seed=options.seed)
+    else:
+        model = DigitsCNN(dropout=options.dropout, seed=options.seed)
+    images, labels = digits("train", flat=options.model == "mlp")
+    sampler = DistributedSampler(len(labels), comm.world_size, comm.rank, seed=options.seed)
+    wrapped = DistributedDataParallel(
+        model.to(comm.device), device_ids=[comm.device] if comm.device.type == "cuda" else None
+    )
+    if options.optimizer == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            wrapped.parameters(), options.lr or 0.1, momentum=0.9
+        )
+    else:
+        optimizer = torch.optim.Adam(wrapped.parameters(), options.lr or 0.003)
+    trainer = Demonstration(
+        wrapped,
+        optimizer,
+        TensorDataset(images, labels),
+        sampler,
+        comm,
+        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5),
+        journal=journal,
+        **{name: getattr(options, name) for name in _PASSED_ON},
+    )
+    trainer.step_delay_s = options.step_delay
+    if options.crash_at:
+        epoch, step, *rank = options.crash_at
+        trainer.crash_at = (epoch, step, rank[0] if rank else comm.world_size - 1)
+    return trainer
+
+
+_PASSED_ON = ("batch_size", "snapshot_path", "save_every", "save_every_steps", "resume", "seed", "grace_s")
+
+
+@contextmanager
+def process_group() -> Iterator[Communicator]:
+    """The group this process is in: an existing one, torchrun's, or else one of this process alone."""
+    ours = not dist.is_initialized()
+    if ours:
+        on_gpu = (
+            torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+            and dist.is_nccl_available()
+        )
+        if on_gpu:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        backend = "nccl" if on_gpu else "gloo"
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
+    try:
+        yield Communicator(device=device)
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+# --- the command line
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every option can be written with underscores or with hyphens."""
+    made = argparse.ArgumentParser(
+        prog="python -m course_lib.train_ddp",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+    def option(name: str, **details: Any) -> None:
+        spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+        made.add_argument(*spellings, dest=name, **details)
+
+    option(
+        "total_epochs", type=_whole(0), default=10, help="epochs in all, those before a restart included (10)"
+    )
+    option("save_every", type=_whole(1), default=1, help="write a snapshot after so many epochs (1)")
+    option("save_every_steps", type=_whole(1), help="and after so many steps (not)")
+    option("batch_size", type=_whole(1), default=32, help="samples per step on each rank (32)")
+    option(
+        "snapshot_path", type=Path, default=Path("snapshot.pt"), help="where the snapshot is (snapshot.pt)"
+    )
+    option(
+        "resume",
+        choices=("auto", "never", "must"),
+        default="auto",
+        help="go on from a snapshot: if there is one (auto), never (set it aside), or demand it (must)",
+    )
+    option("model", choices=("mlp", "cnn"), default="mlp", help="(mlp)")
+    option("dropout", type=float, default=0.1, help="share of values that dropout sets to 0 (0.1)")
+    option("optimizer", choices=("sgd", "adam"), default="sgd", help="sgd has momentum 0.9 (sgd)")
+    option("lr", type=float, help="learning rate (sgd 0.1, adam 0.003); on resuming the snapshot's counts")
+    option("seed", type=_whole(0), default=0, help="of the model, the order of samples and dropout (0)")
+    option(
+        "grace_s",
+        type=float,
+        default=20.0,
+        help="after SIGTERM, end at the latest after so many seconds (20)",
+    )
+    option(
+        "audit", type=Path, metavar="FILE", help="append the samples of every completed step, as JSON lines"
+    )
+    option("events", type=Path, metavar="FILE", help="append what happened when, as JSON lines")
+    option(
+        "step_delay",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="for demonstrations: wait before each step (0)",
+    )
+    option(
+        "crash_at",
+        type=_place,
+        metavar="EPOCH:STEP[:RANK]",
+        help="for demonstrations: this rank (the last) kills itself before this step, unless torchrun has restarted it",
+    )
+    return made
+
+
+def _whole(least: int) -> Any:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number, {least} or more, got {text!r}")
+        return int(text)
+
+    return number
+
+
+def _place(text: str) -> tuple[int, ...]:
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"expected EPOCH:STEP or EPOCH:STEP:RANK, as in 1:5, got {text!r}")
+    return tuple(map(int, parts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
