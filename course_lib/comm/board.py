@@ -8,8 +8,8 @@ A rank also reads the page. Ranks that enter *different* collectives under the s
 that mean something else: some libraries then crash, some return wrong values. A rank that sees such a mismatch does not
 start its transfer; it waits where it is until the launcher's timeout reports it.
 
-Writing costs about two microseconds; nothing is locked (each rank writes only its own part). `NullBoard` does
-nothing: it is used where no launcher watches, for example under torchrun.
+Writing costs about two microseconds. Each rank writes only its own part, so only its own threads wait for each other.
+`NullBoard` does nothing: it is used where no launcher watches, for example under torchrun.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ class NullBoard:
         yield
 
     @contextmanager
-    def collective(self, op: str, ranks: Sequence[int], signature: str = "") -> Iterator[None]:
+    def collective(
+        self, op: str, ranks: Sequence[int], signature: str = "", channel: str = ""
+    ) -> Iterator[None]:
         yield
 
-    def message(self, sends: bool, ranks: Sequence[int], peer: int, what: str) -> None:
+    def message(self, sends: bool, ranks: Sequence[int], peer: int, what: str, channel: str = "") -> None:
         pass
 
 
@@ -89,6 +91,7 @@ class Board:
         self._numbers: dict[int, int] = {}  # group -> collectives entered in it
         self._threads: dict[int, int] = {}  # thread -> which of the waits it writes
         self._depth = threading.local()
+        self._writing = threading.Lock()
 
     @classmethod
     def create(cls, world_size: int) -> Board:
@@ -108,9 +111,10 @@ class Board:
         self._numbers.clear()
         self.messages.begin_run(run)
 
-    def message(self, sends: bool, ranks: Sequence[int], peer: int, what: str) -> None:
+    def message(self, sends: bool, ranks: Sequence[int], peer: int, what: str, channel: str = "") -> None:
         """Note a message to or from `peer`; ValueError if the other end has noted another one (see `message_log`)."""
-        self.messages.note(sends, ranks, peer, what)
+        with self._writing:
+            self.messages.note(sends, ranks, peer, what, channel)
 
     @contextmanager
     def wait(self, op: str, peer: int | None = None) -> Iterator[None]:
@@ -128,32 +132,36 @@ class Board:
             self._page[at : at + _WAIT.size] = bytes(_WAIT.size)
 
     @contextmanager
-    def collective(self, op: str, ranks: Sequence[int], signature: str = "") -> Iterator[None]:
+    def collective(
+        self, op: str, ranks: Sequence[int], signature: str = "", channel: str = ""
+    ) -> Iterator[None]:
         """Everything inside is the collective `op` over `ranks` (global); of nested ones only the outermost is written.
 
-        `signature` describes what must be the same on all ranks, for example "12 x float32".
+        `signature` describes what must be the same on all ranks, for example "12 x float32". Collectives that another
+        thread enters at the same time, on the same ranks, need a `channel` of their own: numbers are per channel.
         """
         if getattr(self._depth, "value", 0):
             yield
             return
         self._depth.value = 1
-        at = self._write_entry(op, ranks, signature)
+        at = self._write_entry(op, ranks, signature, channel)
         try:
             yield
         finally:
             self._depth.value = 0
             struct.pack_into("<d", self._page, at + 20, time.monotonic())
 
-    def _write_entry(self, op: str, ranks: Sequence[int], signature: str) -> int:
+    def _write_entry(self, op: str, ranks: Sequence[int], signature: str, channel: str) -> int:
         assert self.rank is not None
-        group = zlib.crc32(repr((self.run, tuple(ranks))).encode())
-        number = self._numbers[group] = self._numbers.get(group, 0) + 1
+        group = zlib.crc32(repr((self.run, tuple(ranks), channel)).encode())
         base = self.rank * _RANK_BYTES
-        (count,) = _COUNT.unpack_from(self._page, base)
-        at = self._record_at(self.rank, count)
         name, sign = op.encode()[:40], signature.encode()[:64]
-        _RECORD.pack_into(self._page, at, number, group, time.monotonic(), 0.0, name, sign)
-        _COUNT.pack_into(self._page, base, count + 1)  # last, so that a reader never meets half an entry
+        with self._writing:
+            number = self._numbers[group] = self._numbers.get(group, 0) + 1
+            (count,) = _COUNT.unpack_from(self._page, base)
+            at = self._record_at(self.rank, count)
+            _RECORD.pack_into(self._page, at, number, group, time.monotonic(), 0.0, name, sign)
+            _COUNT.pack_into(self._page, base, count + 1)  # last, so that a reader never meets half an entry
         if self._somebody_differs(ranks, number, group, _text(name), _text(sign)):
             with self.wait(op):
                 while True:  # the launcher's timeout reports this rank and ends it

@@ -34,20 +34,22 @@ class MessageLog:
         """Notes of earlier runs are no longer compared."""
         self._run = run
         self._numbers: dict[tuple[int, int, int], int] = {}
-        self._groups: dict[tuple[int, ...], int] = {}
+        self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def stop(self) -> None:
         """This rank received from anybody: from now on nobody knows which message is whose."""
         self._on = False
 
-    def note(self, sends: bool, ranks: Sequence[int], peer: int, what: str) -> None:
+    def note(self, sends: bool, ranks: Sequence[int], peer: int, what: str, channel: str = "") -> None:
         """Before a message in the group of `ranks` (global) to or from `peer`, for example "12 x float32".
+
+        Messages are numbered for each `channel`: two threads' would mix in another order on each rank.
 
         Raises ValueError if the other end has noted something else for this message.
         """
         if not self._on:
             return
-        key = tuple(ranks)
+        key = channel, tuple(ranks)
         if key not in self._groups:
             self._groups[key] = zlib.crc32(repr((self._run, key)).encode())
         group, kind = self._groups[key], _SEND if sends else _RECV

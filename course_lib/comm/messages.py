@@ -35,11 +35,13 @@ class Handle:
         owner: Messenger,
         op: str,
         peer: int | None,
-        counts: tuple[int, int, int],
+        counts: tuple[int, int, int] | None,
         finish: Callable[[], Any] | None = None,
         exact: bool = True,
     ) -> None:
-        """`counts`: bytes sent, bytes received, messages. `finish`: to do when all bytes are there."""
+        """`counts`: bytes sent, bytes received, messages; None: no row, since its messages have rows of their own.
+        `finish`: to do when all bytes are there.
+        """
         self.works: Sequence[Any] = ()  # torch's own handles
         self._owner, self._op, self._peer = owner, op, peer
         self._counts, self._finish, self._exact = counts, finish, exact
@@ -58,9 +60,10 @@ class Handle:
         end_s = self.note_end()
         if self._finish is not None:
             self._finish()
-        group = self._owner.ranks
-        row = Row(self._op, self._peer, *self._counts, self._start_s, end_s, self._exact, group)
-        self._owner.ledger.add(row)
+        if self._counts is not None:
+            group = self._owner.ranks
+            row = Row(self._op, self._peer, *self._counts, self._start_s, end_s, self._exact, group)
+            self._owner.ledger.add(row)
 
     def note_end(self) -> float:
         """The communication is over. Called by `wait`, or before it by a library that calls back."""

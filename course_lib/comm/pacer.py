@@ -17,6 +17,7 @@ import mmap
 import os
 import struct
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class Pacer:
         self.bytes_per_s = bytes_per_s
         self._file = open(path, "r+b")  # noqa: SIM115 (kept for the lock)
         self._slots = mmap.mmap(self._file.fileno(), 0)
+        self._threads = threading.Lock()  # the file's lock holds between processes only
 
     @staticmethod
     def create(num_hosts: int) -> Path:
@@ -53,15 +55,16 @@ class Pacer:
     def reserve(self, source: int, target: int, nbytes: int) -> float:
         """The time (`time.monotonic`) at which `nbytes` sent now from host `source` have arrived at host `target`."""
         seconds = nbytes / self.bytes_per_s
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            out, into = source * _SLOT.size, target * _SLOT.size + 8
-            begin = max(time.monotonic(), self._free(out), self._free(into))
-            struct.pack_into("<d", self._slots, out, begin + seconds)
-            struct.pack_into("<d", self._slots, into, begin + seconds)
-            return begin + seconds
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+        with self._threads:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                out, into = source * _SLOT.size, target * _SLOT.size + 8
+                begin = max(time.monotonic(), self._free(out), self._free(into))
+                struct.pack_into("<d", self._slots, out, begin + seconds)
+                struct.pack_into("<d", self._slots, into, begin + seconds)
+                return begin + seconds
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _free(self, at: int) -> float:
         return struct.unpack_from("<d", self._slots, at)[0]

@@ -12,7 +12,7 @@ from course_lib.runtime.hosts import VirtualHosts
 from course_lib.runtime.output import SHOW
 from course_lib.runtime.sizes import parse_bytes
 
-BACKENDS = ("auto", "gloo", "nccl")
+BACKENDS = ("auto", "gloo", "nccl", "ring")
 _MOST_S = 30 * 24 * 3600.0
 STARTS = ("auto", "forkserver", "spawn")
 

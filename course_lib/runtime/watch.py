@@ -1,5 +1,7 @@
 """Make plain `torch.distributed` calls visible on the board, so that a hang in them is reported like any other.
 
+On the backend "ring" every collective writes its own entry, so here only the wait is noted.
+
 Only Python-level calls can be seen. What torch starts from C++ (its DDP's all_reduce during backward) is bounded by the
 process group's own timeout instead; the launcher reads that error as a hang.
 """
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.comm.board import Board
+from course_lib.comm.torch_collectives import RING
 
 _SAME_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 _COLLECTIVES = (
@@ -53,6 +56,9 @@ def _collective(function: Callable, name: str, board: Board) -> Callable:
         ranks = _group_ranks(args, kwargs)
         if board.rank not in ranks:
             return function(*args, **kwargs)
+        if _on_ring(args, kwargs):
+            with board.wait(name):
+                return function(*args, **kwargs)
         signature = _signature(args, kwargs) if name in _SAME_SIZES else ""
         with board.collective(name, ranks, signature), board.wait(name):
             return function(*args, **kwargs)
@@ -82,9 +88,17 @@ def _peer(args: tuple, kwargs: dict) -> int | None:
     return args[1] if len(args) > 1 else kwargs.get("dst", kwargs.get("src"))
 
 
-def _group_ranks(args: tuple, kwargs: dict) -> list[int]:
+def _group(args: tuple, kwargs: dict) -> Any:
     groups = [value for value in (*args, kwargs.get("group")) if isinstance(value, dist.ProcessGroup)]
-    return dist.get_process_group_ranks(groups[0] if groups else dist.group.WORLD)
+    return groups[0] if groups else dist.group.WORLD
+
+
+def _group_ranks(args: tuple, kwargs: dict) -> list[int]:
+    return dist.get_process_group_ranks(_group(args, kwargs))
+
+
+def _on_ring(args: tuple, kwargs: dict) -> bool:
+    return dist.get_backend(_group(args, kwargs)) == RING
 
 
 def _signature(args: tuple, kwargs: dict) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from course_lib.comm import ring_backend
 from course_lib.comm.board import Board
 from course_lib.comm.communicator import Communicator
 from course_lib.comm.pacer import Pacer
@@ -74,6 +75,7 @@ def _connect(channel: Connection, board: Board, setup: dict[str, Any]) -> Commun
     torch.set_num_threads(setup["threads"])
     rank, world_size = setup["rank"], setup["world_size"]
     backend, device = _backend(setup)
+    ring_backend.register()
     patience = datetime.timedelta(seconds=max(setup["timeout"], _CONNECT_S))
     store, port = None, None
     if rank == 0:  # the others connect to rank 0's store, on whatever port was free
@@ -86,6 +88,9 @@ def _connect(channel: Connection, board: Board, setup: dict[str, Any]) -> Commun
         store = store or dist.TCPStore(setup["address"], port, world_size, False, patience)
         # No device_id for nccl: torch would then have all ranks, not only the members, make each subgroup.
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
+        pacer = Pacer(setup["pacer"], setup["bytes_per_s"]) if setup["pacer"] else None
+        comm = Communicator(device=device, board=board, host_of=setup["host_of"], pacer=pacer)
+        ring_backend.attach(comm)
         dist.barrier()
     # The launcher watches the waits it can see; torch's own limit catches the others a moment later.
     timeout = datetime.timedelta(seconds=setup["timeout"] + 1.0)
@@ -93,8 +98,6 @@ def _connect(channel: Connection, board: Board, setup: dict[str, Any]) -> Commun
         dist, "set_timeout", dist.distributed_c10d._set_pg_timeout
     )  # public since torch 2.14
     set_timeout(timeout, dist.group.WORLD)
-    pacer = Pacer(setup["pacer"], setup["bytes_per_s"]) if setup["pacer"] else None
-    comm = Communicator(device=device, board=board, host_of=setup["host_of"], pacer=pacer)
     comm._report = lambda message: _say(channel, "progress", message)
     return comm
 

@@ -567,7 +567,11 @@ def test_a_result_that_cannot_be_sent_is_named() -> None:
         ({"world_size": 0}, ValueError, "world_size: expected at least 1"),
         ({"world_size": "4"}, TypeError, "world_size: expected a whole number"),
         ({"world_size": True}, TypeError, "world_size: expected a whole number"),
-        ({"backend": "mpi"}, ValueError, "backend: expected one of 'auto', 'gloo', 'nccl', got 'mpi'"),
+        (
+            {"backend": "mpi"},
+            ValueError,
+            "backend: expected one of 'auto', 'gloo', 'nccl', 'ring', got 'mpi'",
+        ),
         ({"timeout": -1}, ValueError, "timeout: expected a positive"),
         ({"timeout": None}, TypeError, "timeout: expected seconds"),
         ({"deadline": 0}, ValueError, "deadline: expected a positive"),

@@ -1,0 +1,125 @@
+"""Collectives that go on while the caller computes: one thread for each group, and a handle for each collective.
+
+Ranks must do the collectives of a group in the same order, or they would send each other bytes that mean something
+else. A queue with one thread behind it keeps the order in which they were asked for. Groups do not wait for each other:
+each has its own thread, so two groups that share ranks cannot deadlock.
+
+The thread is Python, and so is the caller; one of them runs at a time. That costs little here, because torch leaves the
+interpreter's lock wherever time is spent: in waiting for messages, in adding, in backward.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_lib.comm.ring_backend import context
+
+_NO_TIMEOUT = datetime.timedelta(0)  # torch's value for "wait as long as the group does"
+_STOP_S = 1.0  # the longest that the end of a group waits for a collective that is under way
+
+
+class RingWork(dist.Work):
+    """One collective: what torch calls a Work. Made by the caller, done by the group's thread.
+
+    `do` is the collective; `outputs` are the tensors that hold its result, which the future's value is.
+    """
+
+    def __init__(self, name: str, do: Callable[[], Any], outputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.error: BaseException | None = None
+        self._name, self._do, self._outputs = name, do, outputs
+        self._inference = torch.is_inference_mode_enabled()  # a thread's own: the caller's counts
+        self._ended = threading.Event()
+        self._future: Any = torch.futures.Future()
+
+    def run(self, earlier: BaseException | None) -> None:
+        """In the group's thread. `earlier`: what went wrong in a collective before this one, if anything."""
+        try:
+            if earlier is not None:
+                raise RuntimeError(
+                    f"{self._name}: an earlier collective of this group failed ({type(earlier).__name__}: {earlier}), "
+                    "so its ranks no longer agree; make a new group, or end the job"
+                ) from earlier
+            with torch.inference_mode() if self._inference else torch.no_grad():
+                self._do()
+        except BaseException as error:
+            self.error = error
+        del self._do  # and with it the group and the inputs
+        self._ended.set()
+        self._future.set_result((self.error, self._outputs))
+
+    # --- what torch asks of a Work
+
+    def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
+        """Return when the collective is done; raise what went wrong in it."""
+        seconds = timeout.total_seconds() or None
+        if not self._ended.is_set():
+            with context.board().wait(self._name):
+                self._ended.wait(seconds)
+        if not self._ended.is_set():
+            raise RuntimeError(f"{self._name}: wait timeout after {seconds} s; the collective goes on")
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def get_future(self) -> Any:
+        """The end as a torch future, whose value is the list of outputs."""
+        return self._future.then(_outputs_or_error)
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self.error is None
+
+    def exception(self) -> BaseException | None:  # type: ignore[override]
+        return self.error
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+def _outputs_or_error(future: Any) -> list[torch.Tensor]:
+    """An error raised here fails the future for C++ too, where DDP waits; `set_exception` does for Python only."""
+    error, outputs = future.value()
+    if error is not None:
+        raise error
+    return outputs
+
+
+class Worker:
+    """The thread of a group. It ends with `stop`, or when the group is forgotten, or with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: SimpleQueue[RingWork | None] = SimpleQueue()
+        self._thread = threading.Thread(target=_serve, args=(self._queue,), name=name, daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, self._queue.put, None)
+
+    def hand(self, work: RingWork) -> RingWork:
+        self._queue.put(work)
+        return work
+
+    def stop(self) -> None:
+        self._end()
+        self._thread.join(_STOP_S)
+
+
+def _serve(queue: SimpleQueue[RingWork | None]) -> None:
+    failed: BaseException | None = None
+    while (work := queue.get()) is not None:
+        work.run(failed)
+        failed = failed or work.error
+        del work  # or its outputs would live until the next collective
