@@ -1,9 +1,16 @@
-"""What all tests share: notes for the end of the run, and a backend for figures that needs no display."""
+"""What all tests share: ranks kept between tests, notes for the end of the run, and a backend for figures that needs
+no display.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import matplotlib
 import pytest
+
+from course_lib import Pool, RankResults
 
 _NOTES = pytest.StashKey[list[str]]()
 
@@ -12,6 +19,30 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_NOTES] = []
     # In this process only. MPLBACKEND would be inherited by kernels, whose inline figures would vanish.
     matplotlib.use("Agg")
+
+
+class Ranks:
+    """A pool for each world size, made anew after a failure, so that one red test does not redden those after it."""
+
+    def __init__(self) -> None:
+        self.pools: dict[int, Pool] = {}
+
+    def run(self, world_size: int, fn: Callable[..., Any], *args: Any) -> RankResults:
+        pool = self.pools.pop(world_size, None) or Pool(world_size, show="none")
+        results = pool.run(fn, *args)
+        self.pools[world_size] = pool
+        return results
+
+    def close(self) -> None:
+        for pool in self.pools.values():
+            pool.close()
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from course_lib import Pool, RankError
+from course_lib import RankError
 from course_lib.classroom.gpt import GPT, gpt_batches, token_loss
 from course_lib.classroom.models import MLP, DigitsCNN, sample_batches
 from course_lib.classroom.reference import Run, differences, train
@@ -126,46 +126,28 @@ def train_on_rank(comm, strategy: str, case: Case) -> tuple[list[float], list[di
     return losses, states
 
 
-class Ranks:
-    """A pool that is made anew after a failure, so that one red test does not redden those after it."""
-
-    def __init__(self) -> None:
-        self.pools: dict[int, Pool] = {}
-        self.truths: dict[str, Run] = {}
-
-    def run(self, world_size: int, fn: Callable[..., Any], *args: Any) -> Any:
-        pool = self.pools.pop(world_size, None) or Pool(world_size, show="none")
-        results = pool.run(fn, *args)
-        self.pools[world_size] = pool
-        return results
-
-    def truth(self, case: Case) -> Run:
-        """The reference, in a process like the ranks: a product on two threads has other last bits than on one."""
-        if case.name not in self.truths:
-            self.truths[case.name] = self.run(1, train_alone, case)[0]
-        return self.truths[case.name]
-
-    def close(self) -> None:
-        for pool in self.pools.values():
-            pool.close()
-
-
 @pytest.fixture(scope="module")
-def ranks():
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
+def truths(ranks):
+    """case -> the reference, in a process like the ranks: a product on two threads has other last bits than on one."""
+    known: dict[str, Run] = {}
+
+    def truth(case: Case) -> Run:
+        if case.name not in known:
+            known[case.name] = ranks.run(1, train_alone, case)[0]
+        return known[case.name]
+
+    return truth
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_equals_one_process_on_the_whole_batch(
-    ranks: Ranks, strategy: str, name: str, world_size: int
+    ranks, truths, strategy: str, name: str, world_size: int
 ) -> None:
     if world_size > 1 and (reason := LEFT_OUT.get((strategy, name))):
         pytest.skip(reason)
-    case, expected = CASES[name], ranks.truth(CASES[name])
+    case, expected = CASES[name], truths(CASES[name])
     exact = strategy in BIT_FOR_BIT and "accumulate" not in case.options
     tolerance = {} if exact else case.tolerance
     for rank, (losses, states) in enumerate(ranks.run(world_size, train_on_rank, strategy, case)):
@@ -175,7 +157,7 @@ def test_equals_one_process_on_the_whole_batch(
         assert not found, "\n".join(found[:5])
 
 
-def test_the_grid_would_notice_a_mean_of_means(ranks: Ranks) -> None:
+def test_the_grid_would_notice_a_mean_of_means(ranks, truths) -> None:
     """A batch of 5 on 2 ranks, each slice's mean counted alike: far outside the tolerance, in the first step."""
 
     def mean_of_means(comm, case: Case) -> list[float]:
@@ -185,24 +167,24 @@ def test_the_grid_would_notice_a_mean_of_means(ranks: Ranks) -> None:
         return [way.step(*batch) for batch in batches]
 
     losses = ranks.run(2, mean_of_means, CASES["plain"])[0]
-    wrong = differences(losses, ranks.truth(CASES["plain"]).losses, rtol=1e-4, atol=0.0)
+    wrong = differences(losses, truths(CASES["plain"]).losses, rtol=1e-4, atol=0.0)
     assert len(wrong) == NUM_STEPS - 1  # the first loss is that of the untouched parameters
 
 
-def test_the_cases_do_something(ranks: Ranks) -> None:
+def test_the_cases_do_something(ranks, truths) -> None:
     """Clipping clips, and the unused and the frozen parameters are there."""
     for name in ("clipping", "accumulation and clipping"):
         free = train(*CASES[name].made(), CASES[name].optimizer)
-        assert differences(free.losses, ranks.truth(CASES[name]).losses, rtol=1e-3)
-    run = ranks.truth(CASES["tied, frozen and unused"])
+        assert differences(free.losses, truths(CASES[name]).losses, rtol=1e-3)
+    run = truths(CASES["tied, frozen and unused"])
     grads = run.gradients[-1]
     assert {key for key, grad in grads.items() if grad is None} >= {"first.weight", "spare.weight"}
     assert torch.equal(run.state["second.weight"], run.state["third.weight"])
 
 
-def test_batch_norm_only_single_is_equal_and_the_state_is_the_same_on_all_ranks(ranks: Ranks) -> None:
+def test_batch_norm_only_single_is_equal_and_the_state_is_the_same_on_all_ranks(ranks, truths) -> None:
     case = Case("batch norm of 8", partial(DigitsCNN, batch_norm=True), batch_size=8)
-    expected = ranks.truth(case)
+    expected = truths(case)
     for strategy in ("single", "parameter_server", "data_parallel"):
         results = ranks.run(2, train_on_rank, strategy, case)
         (losses, states), (other_losses, other_states) = results
@@ -222,7 +204,7 @@ def bytes_of(comm, strategy: str) -> tuple[int, int]:
     return comm.ledger.bytes_sent, comm.ledger.bytes_received
 
 
-def test_data_parallel_is_one_process_and_the_others_only_hear_the_loss(ranks: Ranks) -> None:
+def test_data_parallel_is_one_process_and_the_others_only_hear_the_loss(ranks) -> None:
     assert ranks.run(3, bytes_of, "single") == [(0, 0)] * 3
     sent, received = zip(*ranks.run(3, bytes_of, "data_parallel"), strict=True)
     assert received == (0, 8, 8) and sum(sent) == 16
@@ -246,6 +228,6 @@ def try_build(comm, name: str, options: dict[str, Any]) -> None:
         ("data_parallel", {"device_ids": ["cuda:97"] * 2}, r"ValueError: device_ids\[0\]: expected a device"),
     ],
 )  # fmt: skip
-def test_wrong_requests(ranks: Ranks, name: str, options: dict[str, Any], message: str) -> None:
+def test_wrong_requests(ranks, name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RankError, match=message):
         ranks.run(2, try_build, name, options)

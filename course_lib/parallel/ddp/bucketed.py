@@ -85,10 +85,8 @@ class BucketedDDP(DDP):
         if parameter.grad is None:  # not used in this forward: it adds nothing
             view.zero_()
         else:
-            torch.mul(
-                parameter.grad, 1 / self.num_contributing, out=view
-            )  # in place, if it is the view already
-            parameter.grad = view
+            torch.mul(parameter.grad, 1 / self.num_contributing, out=view)  # in place, if it is the view already
+        parameter.grad = view
         bucket.num_missing -= 1
         self._launch_full()
 

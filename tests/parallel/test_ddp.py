@@ -1,0 +1,547 @@
+"""The ladder of DDP on real ranks. That each rung equals one process stands in `tests/test_strategies.py`; here stands
+what it sends, when, what it does with unusual models, and what it says when something is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib import RankError, RanksHung, launch
+from course_lib.classroom.models import MLP, DigitsCNN, sample_batches
+from course_lib.parallel.ddp import BucketedDDP, FlatDDP, PerParameterDDP, bf16_compress_hook
+from course_lib.parallel.ddp.unused import unused_parameters
+from course_lib.plan.partition import chunk_bounds
+from course_lib.plan.traffic import ring_all_reduce_bytes
+
+RUNGS = [PerParameterDDP, FlatDDP, BucketedDDP]
+EXACT = {"rtol": 1e-12, "atol": 1e-14}  # float64; only the order of sums differs
+
+
+def my_part(comm, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    start, stop = chunk_bounds(len(batch[0]), comm.world_size)[comm.rank]
+    return batch[0][start:stop], batch[1][start:stop]
+
+
+def one_backward(comm, wrap: Callable, model: nn.Module, batch_size: int = 6, **options: Any) -> Any:
+    """Wrap, run one batch's forward and backward; the wrapper."""
+    wrapped = wrap(model, comm, **options)
+    dtype = next(model.parameters()).dtype
+    inputs, targets = my_part(comm, sample_batches(model, 1, batch_size, dtype=dtype)[0])
+    comm.ledger.clear()
+    F.cross_entropy(wrapped(inputs), targets).backward()
+    return wrapped
+
+
+def gradients(module: nn.Module) -> list[torch.Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+
+
+def whole_batch_gradients(model: nn.Module, batch_size: int = 6) -> list[torch.Tensor | None]:
+    inputs, targets = sample_batches(model, 1, batch_size, dtype=next(model.parameters()).dtype)[0]
+    model.zero_grad()
+    F.cross_entropy(model(inputs), targets).backward()
+    return gradients(model)
+
+
+def assert_equal(got: list, wanted: list, **tolerance: float) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, **(tolerance or EXACT))
+
+
+# --- what travels, and when
+
+
+@pytest.mark.parametrize(("rung", "num_messages"), [(PerParameterDDP, 8), (FlatDDP, 1), (BucketedDDP, 1)])
+def test_each_rung_sends_the_gradients_once(ranks, rung: Any, num_messages: int) -> None:
+    def run(comm):
+        one_backward(comm, rung, MLP())
+        return [(row.op, row.bytes_sent) for row in comm.ledger]
+
+    sizes = [p.numel() for p in MLP().parameters()]
+    for rank, rows in enumerate(ranks.run(3, run)):
+        assert [op for op, _ in rows] == ["all_reduce"] * num_messages
+        parts = sizes if rung is PerParameterDDP else [sum(sizes)]
+        assert sum(sent for _, sent in rows) == sum(ring_all_reduce_bytes(3, n, 4)[rank].sent for n in parts)
+
+
+def test_a_bucket_leaves_while_backward_runs(ranks) -> None:
+    """The first all-reduce begins before the first layer's gradient is there; a flat buffer waits for all of it."""
+
+    def run(comm, rung, options):
+        model, ready = MLP(), {}
+        for name, parameter in model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, name=name: ready.__setitem__(name, comm.now())
+            )
+        one_backward(comm, rung, model, **options)
+        return [row.start_s for row in comm.ledger], ready
+
+    small = {"bucket_cap_mb": 0.001, "first_bucket_mb": 0.0005}
+    for starts, ready in ranks.run(2, run, BucketedDDP, small):
+        assert len(starts) > 3 and starts == sorted(starts)
+        assert ready["head.weight"] < starts[0] < ready["first.weight"] < starts[-1]
+    for starts, ready in ranks.run(2, run, FlatDDP, {}):
+        assert len(starts) == 1 and max(ready.values()) < starts[0]
+
+
+def test_the_first_bucket_holds_the_last_layer(ranks) -> None:
+    def run(comm):
+        wrapped = BucketedDDP(MLP(), comm, bucket_cap_mb=0.002, first_bucket_mb=0.0005)
+        names = {parameter: name for name, parameter in wrapped.module.named_parameters()}
+        return [[names[p] for p in bucket.views] for bucket in wrapped.buckets], repr(wrapped.buckets[0])
+
+    buckets, text = ranks.run(2, run)[0]
+    assert buckets[0] == ["head.bias", "head.weight"] and text == "Bucket(2 gradients, 0.00 MB)"
+    assert buckets[1:] == [
+        ["third.bias", "third.weight", "second.bias", "second.weight"],
+        ["first.bias", "first.weight"],
+    ]
+
+
+def test_nothing_but_gradients_travels_after_the_start(ranks) -> None:
+    def run(comm):
+        wrapped = BucketedDDP(MLP(frozen=True), comm)
+        at_start = comm.ledger.bytes_sent
+        comm.ledger.clear()
+        for inputs, targets in sample_batches(MLP(), 3, 4):
+            F.cross_entropy(wrapped(inputs), targets).backward()
+        return at_start, comm.ledger.bytes_sent, [row.op for row in comm.ledger]
+
+    model = MLP(frozen=True)
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    everything = sum(p.nbytes for p in model.parameters())
+    (at_start, sent, ops), _ = ranks.run(2, run)
+    assert everything < at_start < everything + 2000  # the description of the model, too
+    assert sent == 3 * trained and ops == ["all_reduce"] * 3  # 2(N-1)/N is 1 on two ranks
+
+
+def test_gradients_are_views_into_their_buckets(ranks) -> None:
+    def run(comm):
+        wrapped = one_backward(comm, BucketedDDP, MLP())
+        for bucket in wrapped.buckets:
+            assert all(p.grad is view and p.grad._base is bucket.flat for p, view in bucket.views.items())
+
+    ranks.run(2, run)
+
+
+def test_bf16_sends_half_and_is_near(ranks) -> None:
+    def run(comm):
+        plain = one_backward(comm, BucketedDDP, MLP())
+        full = comm.ledger.bytes_sent
+        compressed = one_backward(comm, BucketedDDP, MLP(), comm_hook=bf16_compress_hook)
+        assert comm.ledger.bytes_sent * 2 == full
+        assert_equal(
+            gradients(compressed), gradients(plain), rtol=2**-7, atol=5e-4
+        )  # a sum near 0 of two that are not
+        with pytest.raises(AssertionError):
+            assert_equal(gradients(compressed), gradients(plain), rtol=1e-6, atol=1e-8)
+
+    ranks.run(2, run)
+
+
+# --- the same models everywhere
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_all_begin_as_rank_0(ranks, rung: Any) -> None:
+    def run(comm):
+        model = DigitsCNN(3, batch_norm=True, seed=comm.rank)
+        model.features[1].running_mean += comm.rank + 1
+        return rung(model, comm).state_dict()
+
+    states = ranks.run(3, run)
+    wanted = DigitsCNN(3, batch_norm=True, seed=0).state_dict()
+    wanted["features.1.running_mean"] += 1
+    assert all(torch.equal(state[name], wanted[name]) for state in states for name in wanted)
+
+
+def test_buffers_follow_rank_0_in_training_only(ranks) -> None:
+    def run(comm, **options):
+        wrapped = BucketedDDP(DigitsCNN(3, batch_norm=True), comm, **options)
+        inputs = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(comm.rank))
+        wrapped(inputs)
+        own = wrapped.module.features[1].running_mean.clone()
+        comm.ledger.clear()
+        wrapped(inputs)
+        ops = [row.op for row in comm.ledger]
+        wrapped.eval()
+        with torch.no_grad():
+            wrapped(inputs)
+        assert [row.op for row in comm.ledger] == ops
+        return ops, own
+
+    (ops, first), (_, second) = ranks.run(2, run)
+    assert ops == ["broadcast"] * 2  # one for each dtype: float32, int64
+    assert not torch.equal(first, second)
+
+
+def test_one_rank_may_evaluate_alone(ranks) -> None:
+    def run(comm):
+        wrapped = BucketedDDP(DigitsCNN(3, batch_norm=True), comm).eval()
+        if comm.rank == 0:
+            with torch.no_grad():
+                return wrapped(torch.zeros(2, 1, 8, 8)).shape
+
+    assert ranks.run(2, run)[0] == (2, 10)
+
+
+def test_checkpoints_fit_the_plain_model_and_torchs_wrapper(ranks) -> None:
+    def run(comm):
+        ours, theirs = FlatDDP(MLP(seed=1), comm), DistributedDataParallel(MLP(seed=2))
+        assert list(ours.state_dict()) == list(MLP().state_dict())
+        ours.load_state_dict(theirs.state_dict())
+        assert torch.equal(ours.module.first.weight, theirs.module.first.weight)
+        MLP().load_state_dict(ours.state_dict())
+
+    ranks.run(2, run)
+
+
+# --- accumulation
+
+
+@pytest.mark.parametrize("rung", [*RUNGS, "torch"])
+@pytest.mark.parametrize("forward_inside", [True, False])
+def test_no_sync_is_where_the_forward_ran(ranks, rung: Any, forward_inside: bool) -> None:
+    """As torch's: a forward before `no_sync` whose backward is inside is averaged all the same."""
+
+    def run(comm):
+        wrapped = DistributedDataParallel(MLP().double()) if rung == "torch" else rung(MLP().double(), comm)
+        inputs, targets = my_part(comm, sample_batches(MLP(), 1, 6, dtype=torch.float64)[0])
+        if forward_inside:
+            with wrapped.no_sync():
+                outputs = wrapped(inputs)
+            F.cross_entropy(outputs, targets).backward()
+        else:
+            outputs = wrapped(inputs)
+            with wrapped.no_sync():
+                F.cross_entropy(outputs, targets).backward()
+        return gradients(wrapped)
+
+    first, second = ranks.run(2, run)
+    assert torch.equal(first[0], second[0]) is not forward_inside
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("to_none", [True, False])
+def test_accumulation_sends_once_and_equals_the_whole(ranks, rung: Any, to_none: bool) -> None:
+    def run(comm):
+        wrapped = rung(MLP().double(), comm)
+        (inputs, targets) = my_part(comm, sample_batches(MLP(), 1, 12, dtype=torch.float64)[0])
+        for _ in range(2):  # a second step, with whatever the first one left
+            wrapped.zero_grad(set_to_none=to_none)
+            comm.ledger.clear()
+            for i in range(3):
+                with wrapped.no_sync() if i < 2 else nullcontext():
+                    loss = F.cross_entropy(wrapped(inputs[i::3]), targets[i::3]) / 3
+                    loss.backward()
+                assert bool(len(comm.ledger)) is (i == 2)
+        return gradients(wrapped)
+
+    wanted = whole_batch_gradients(MLP().double(), 12)
+    for got in ranks.run(2, run):
+        assert_equal(got, wanted)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_gradients_that_nobody_zeroes_add_up(ranks, rung: Any) -> None:
+    def run(comm):
+        wrapped = rung(MLP().double(), comm)
+        inputs, targets = my_part(comm, sample_batches(MLP(), 1, 6, dtype=torch.float64)[0])
+        for _ in range(3):
+            F.cross_entropy(wrapped(inputs), targets).backward()
+        return gradients(wrapped)
+
+    for got in ranks.run(2, run):
+        assert_equal(got, [3 * g for g in whole_batch_gradients(MLP().double()) if g is not None])
+
+
+def test_two_forwards_and_one_backward(ranks) -> None:
+    def run(comm):
+        wrapped = BucketedDDP(MLP().double(), comm)
+        inputs, targets = my_part(comm, sample_batches(MLP(), 1, 6, dtype=torch.float64)[0])
+        (F.cross_entropy(wrapped(inputs), targets) + F.cross_entropy(wrapped(inputs), targets)).backward()
+        return gradients(wrapped)
+
+    for got in ranks.run(2, run):
+        assert_equal(got, [2 * g for g in whole_batch_gradients(MLP().double()) if g is not None])
+
+
+# --- unusual models
+
+
+class Branches(nn.Module):
+    """Uses another layer on each rank, and one on none. Outputs in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right, self.never = nn.Linear(3, 2), nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, inputs: torch.Tensor, way: str) -> dict[str, Any]:
+        return {"out": [getattr(self, way)(inputs)], "way": way}
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_parameters_unused_on_some_ranks_and_on_all(ranks, rung: Any) -> None:
+    def run(comm):
+        wrapped = rung(Branches(), comm, find_unused_parameters=True)
+        for _ in range(2):
+            wrapped.zero_grad()
+            wrapped(torch.ones(1, 3), "left" if comm.rank == 0 else "right")["out"][0].sum().backward()
+        return gradients(wrapped)
+
+    third = torch.tensor(1 / 3)
+    for left, left_bias, right, right_bias, never, never_bias in ranks.run(3, run):
+        torch.testing.assert_close(left, third.expand(2, 3))
+        torch.testing.assert_close(right, (2 * third).expand(2, 3))
+        torch.testing.assert_close(left_bias + right_bias, torch.ones(2))
+        assert never is None and never_bias is None
+
+
+def test_unused_parameters_are_found_in_the_graph() -> None:
+    model = Branches()
+    names = {p: name for name, p in model.named_parameters()}
+    unused = unused_parameters(model(torch.ones(1, 3), "left"), model.parameters())
+    assert [names[p] for p in unused] == ["right.weight", "right.bias", "never.weight", "never.bias"]
+    assert unused_parameters((model.left.weight,), [model.left.weight]) == []
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_strided_scalar_empty_and_mixed_parameters(ranks, rung: Any) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.across = nn.Parameter(torch.randn(4, 3).t())  # columns side by side
+            self.gaps = nn.Parameter(torch.randn(6, 6)[::2, ::3])
+            self.scale = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+            self.nothing = nn.Parameter(torch.empty(0))
+            self.conv = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            image = self.conv((x @ self.across).reshape(len(x), 2, 2, 1).expand(-1, -1, -1, 2))
+            return (image.sum() + (x @ self.gaps).sum()) * self.scale.float() + self.nothing.sum()
+
+    def run(comm):
+        wrapped, inputs = rung(Odd(), comm), torch.arange(12.0).view(4, 3)
+        wrapped(inputs[2 * comm.rank :][:2]).backward()
+        return gradients(wrapped), [p.grad.stride() == p.stride() for p in wrapped.parameters()]
+
+    whole = Odd()
+    whole(torch.arange(12.0).view(4, 3)).backward()
+    for got, _ in ranks.run(2, run):
+        assert_equal([2 * g for g in got], gradients(whole), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_world_of_one(ranks, rung: Any) -> None:
+    def run(comm):
+        wrapped = one_backward(comm, rung, MLP(unused=True), find_unused_parameters=True)
+        with wrapped.join():
+            wrapped(torch.zeros(1, 57)).sum().backward()
+        assert comm.ledger.bytes_sent == 0
+        return gradients(one_backward(comm, rung, MLP().double()))
+
+    assert_equal(ranks.run(1, run)[0], whole_batch_gradients(MLP().double()))
+
+
+# --- ranks with different numbers of batches
+
+
+@pytest.mark.parametrize("rung", [*RUNGS, "torch"])
+@pytest.mark.parametrize("by_initial", [True, False])
+def test_join_as_torchs(ranks, rung: Any, by_initial: bool) -> None:
+    """Ranks with 1, 2 and 4 batches. Each model equals, in the end, the one made of the same sums by hand."""
+    counts = [1, 2, 4]
+
+    def run(comm):
+        model = MLP().double()
+        wrapped = (
+            DistributedDataParallel(model)
+            if rung == "torch"
+            else rung(model, comm, find_unused_parameters=True)
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = sample_batches(MLP(), 12, 2, dtype=torch.float64)[comm.rank :: 3][: counts[comm.rank]]
+        with wrapped.join(divide_by_initial_world_size=by_initial):
+            for inputs, targets in batches:
+                optimizer.zero_grad()
+                F.cross_entropy(wrapped(inputs), targets).backward()
+                optimizer.step()
+        return model.state_dict()
+
+    by_hand = MLP().double()
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    batches = sample_batches(MLP(), 12, 2, dtype=torch.float64)
+    for step in range(4):
+        optimizer.zero_grad()
+        active = [rank for rank in range(3) if counts[rank] > step]
+        for rank in active:
+            inputs, targets = batches[3 * step + rank]
+            (F.cross_entropy(by_hand(inputs), targets) / (3 if by_initial else len(active))).backward()
+        optimizer.step()
+    for state in ranks.run(3, run):
+        assert_equal(list(state.values()), list(by_hand.state_dict().values()))
+
+
+def test_join_takes_the_buffers_of_a_rank_that_trains(ranks) -> None:
+    def run(comm):
+        wrapped = BucketedDDP(DigitsCNN(3, batch_norm=True), comm)
+        with wrapped.join() as join:
+            for _ in range(1 + 2 * comm.rank):
+                wrapped(torch.randn(4, 1, 8, 8)).sum().backward()
+        assert join.num_active == 1 and wrapped.num_contributing == 2
+        return wrapped.state_dict()
+
+    first, second = ranks.run(2, run)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert first["features.1.num_batches_tracked"] == 3
+
+
+# --- what is wrong, and what is said
+
+BATCH = (torch.randn(4, 57), torch.tensor([0, 1, 2, 3]))
+
+
+def train_once(wrapped: nn.Module) -> None:
+    F.cross_entropy(wrapped(BATCH[0]), BATCH[1]).backward()
+
+
+def twice(comm, rung):
+    loss = F.cross_entropy(rung(MLP(), comm)(BATCH[0]), BATCH[1])
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def past_the_wrapper(comm, rung):
+    wrapped = rung(MLP(), comm)
+    train_once(wrapped)
+    train_once(wrapped.module)
+
+
+def frozen_later(comm, rung):
+    wrapped = rung(MLP(), comm)
+    wrapped.module.first.weight.requires_grad_(False)
+    train_once(wrapped)
+
+
+def new_head(comm, rung):
+    wrapped = rung(MLP(), comm)
+    wrapped.module.head = nn.Linear(19, 7)
+    train_once(wrapped)
+
+
+def more_layers(comm, rung):
+    wrapped = rung(MLP(), comm)
+    wrapped.module.extra = nn.Linear(2, 2)
+    train_once(wrapped)
+
+
+def halved(comm, rung):
+    wrapped = rung(MLP(), comm)
+    wrapped.bfloat16()
+    train_once(wrapped)
+
+
+def other_sizes(comm, rung):
+    rung(MLP(hidden=19 + comm.rank), comm)
+
+
+def other_dtypes(comm, rung):
+    rung(MLP().to([torch.float32, torch.float64][comm.rank]), comm)
+
+
+def frozen_on_one(comm, rung):
+    rung(MLP(frozen=comm.rank == 1), comm)
+
+
+def one_layer_more(comm, rung):
+    rung(MLP(unused=comm.rank == 1), comm)
+
+
+def none_on_one_rank(comm, rung):
+    wrapped = rung(Branches(), comm)
+    outputs = wrapped(torch.ones(1, 3), "left")["out"][0]
+    outputs.sum().backward()
+
+
+def nested_join(comm, rung):
+    wrapped = rung(MLP(), comm)
+    with wrapped.join(), wrapped.join():
+        pass
+
+
+ERRORS = [
+    (twice, "RuntimeError: rank .: a gradient of .* came that no forward of the wrapper belongs to"),
+    (past_the_wrapper, "RuntimeError: rank .: a gradient of .*did forward run on model.module"),
+    (
+        frozen_later,
+        "RuntimeError: rank .: the model changed after it was wrapped: first.weight is gone or frozen",
+    ),
+    (new_head, "the model changed after it was wrapped: head.weight is another"),
+    (more_layers, "the model changed after it was wrapped: extra.weight is new or trained only now"),
+    (halved, "the model changed after it was wrapped: first.weight is another"),
+    (
+        other_sizes,
+        r"rank 1: module: expected the same model as rank 0's; .*'first.weight: \[20, 57\].*\[19, 57\]",
+    ),
+    (
+        other_dtypes,
+        "rank 1: module: expected the same model.* torch.float64' where rank 0 has .*torch.float32",
+    ),
+    (frozen_on_one, "rank 1: module: expected the same model.*frozen' where rank 0"),
+    (one_layer_more, "rank 1: module: expected the same model.*spare.weight.* where rank 0 has 'nothing'"),
+    (
+        none_on_one_rank,
+        "backward gave no gradient to right.weight, right.bias, never.weight, never.bias: forward",
+    ),
+    (nested_join, r"join\(\): the model is inside a join already"),
+    (lambda comm, rung: rung("MLP", comm), "TypeError: rank .: module: expected an nn.Module, got str"),
+    (
+        lambda comm, rung: rung(MLP().requires_grad_(False), comm),
+        "expected a parameter with requires_grad=True",
+    ),
+    (lambda comm, rung: rung(nn.LazyLinear(3), comm), "weight has no shape yet"),
+    (lambda comm, rung: rung(nn.Linear(3, 3, device="meta"), comm), "expected its parameters on cpu"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "message"), ERRORS)
+def test_mistakes_are_named(mistake: Callable, message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        launch(mistake, BucketedDDP, world_size=2, show="none")
+
+
+@pytest.mark.parametrize("rung", [PerParameterDDP, FlatDDP])
+@pytest.mark.parametrize("mistake", [twice, past_the_wrapper, none_on_one_rank])
+def test_the_lower_rungs_say_the_same(rung: Any, mistake: Callable) -> None:
+    with pytest.raises(RankError, match=r"RuntimeError: rank .: (a gradient of|backward gave no gradient)"):
+        launch(mistake, rung, world_size=2, show="none")
+
+
+@pytest.mark.parametrize("options", [{"bucket_cap_mb": 0}, {"first_bucket_mb": -1.0}])
+def test_caps(options: dict[str, float]) -> None:
+    with pytest.raises(RankError, match="_mb: expected more than 0 MiB, got"):
+        launch(lambda comm: BucketedDDP(MLP(), comm, **options), world_size=1, show="none")
+
+
+def test_a_rank_that_leaves_early_is_named() -> None:
+    """Without Join, a rank with fewer batches: the report says who waits for whom."""
+
+    def run(comm):
+        wrapped = BucketedDDP(MLP(), comm)
+        for _ in range(2 + comm.rank):
+            train_once(wrapped)
+
+    with pytest.raises(RanksHung, match=r"rank 1.*all_reduce"):
+        launch(run, world_size=2, timeout=1.5, show="none")
