@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from course_lib.bench import launch, links, ring
+from course_lib.bench import ddp, launch, links, ring
 from course_lib.bench.rows import BenchRow, table
 
 BENCHES: dict[str, Callable[[Sequence[int]], list[BenchRow]]] = {
+    "ddp": ddp.rows,
     "launch": launch.rows,
     "links": links.rows,
     "ring": ring.rows,

@@ -29,12 +29,15 @@ from course_lib.parallel.ddp.after_backward import FlatDDP, PerParameterDDP
 from course_lib.parallel.ddp.base import DDP
 from course_lib.parallel.ddp.bucketed import BucketedDDP
 from course_lib.parallel.ddp.hooks import all_reduce_hook, bf16_compress_hook
+from course_lib.parallel.ddp.overlap import Overlap, measure_overlap
 
 __all__ = [
     "DDP",
     "BucketedDDP",
     "FlatDDP",
+    "Overlap",
     "PerParameterDDP",
     "all_reduce_hook",
     "bf16_compress_hook",
+    "measure_overlap",
 ]

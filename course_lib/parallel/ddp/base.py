@@ -22,6 +22,7 @@ from torch.autograd import Variable
 
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.ddp.join import Join
+from course_lib.parallel.ddp.overlap import WAIT
 from course_lib.parallel.ddp.replicas import Unchanged, broadcast_tensors, check_same_model
 from course_lib.parallel.ddp.unused import unused_parameters
 
@@ -169,7 +170,8 @@ class DDP(nn.Module):
                 f"{' …' if len(missing) > 5 else ''}: forward left it out, or its result does not reach the loss. "
                 "Other ranks may wait for it. If that is meant, wrap the model with find_unused_parameters=True"
             )
-        self.average_gradients()
+        with self.comm.span(WAIT, "wait"):
+            self.average_gradients()
         if self.find_unused_parameters:
             for parameter in self._used_by_nobody(self._without_gradient):
                 parameter.grad = None

@@ -85,7 +85,9 @@ class BucketedDDP(DDP):
         if parameter.grad is None:  # not used in this forward: it adds nothing
             view.zero_()
         else:
-            torch.mul(parameter.grad, 1 / self.num_contributing, out=view)  # in place, if it is the view already
+            torch.mul(
+                parameter.grad, 1 / self.num_contributing, out=view
+            )  # in place, if it is the view already
         parameter.grad = view
         bucket.num_missing -= 1
         self._launch_full()
@@ -97,10 +99,9 @@ class BucketedDDP(DDP):
             self._num_launched += 1
 
     def average_gradients(self) -> None:
-        with self.comm.span("wait for buckets", "wait"):
-            for bucket in self.buckets:
-                assert bucket.sum is not None
-                bucket.sum.wait()
+        for bucket in self.buckets:
+            assert bucket.sum is not None
+            bucket.sum.wait()
 
     def average_zeros(self) -> None:
         self.begin_backward()

@@ -1,0 +1,31 @@
+"""The loss of a rank, weighted so that DDP's average is the mean over all samples.
+
+DDP averages over *ranks*. If each rank's loss is the mean of its own samples, the result is a mean of means: a rank with
+one sample counts as much as one with a hundred. It is the same with sentences of different lengths, where the tokens
+that count are the samples.
+
+    what DDP makes of the losses lᵣ      ∇ Σ lᵣ / N              N ranks
+    what one process would do            ∇ Σ sᵣ / Σ nᵣ           sᵣ, nᵣ: sum and number of rank r's samples
+    so rank r's loss must be             lᵣ = N · sᵣ / Σ nᵣ
+"""
+
+from __future__ import annotations
+
+import torch
+
+from course_lib.comm.communicator import Communicator
+
+
+def weighted_loss(comm: Communicator, loss_sum: torch.Tensor, count: int) -> torch.Tensor:
+    """This rank's loss: call `backward()` on it, and DDP's gradient is that of the mean over all ranks' samples.
+
+    loss_sum: the losses of this rank's samples, *added up* (`reduction="sum"`): a scalar. A mean would not do: that of
+        no sample is NaN, and no weight makes it good again. count: how many they are; 0 is fine. With gradients that
+        add up over several backwards, give each the count of the whole step.
+
+    The mean of the returned values over the ranks is the mean loss of all samples. Blocking: one all-reduce of one
+    integer, on every rank, also on one with nothing to train on.
+    """
+    total = torch.as_tensor(count, dtype=torch.int64, device=comm.device).clone()
+    comm.all_reduce(total)
+    return loss_sum * comm.world_size / total.clamp(min=1)
