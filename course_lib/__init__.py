@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from course_lib.runtime.pickling import CannotSend as CannotSend
     from course_lib.runtime.pool import Pool as Pool
     from course_lib.runtime.pool import RankResults as RankResults
+    from course_lib.runtime.torchrun import TorchrunError as TorchrunError
+    from course_lib.runtime.torchrun import start_torchrun as start_torchrun
+    from course_lib.runtime.torchrun import torchrun as torchrun
 
 # Imported at first use: every rank imports this package, and needs none of these.
 _HOME = {
@@ -27,6 +30,9 @@ _HOME = {
     "HostsUnavailable": "hosts",
     "paced": "limits",
     "PacedStage": "limits",
+    "torchrun": "torchrun",
+    "start_torchrun": "torchrun",
+    "TorchrunError": "torchrun",
 }
 __all__ = sorted(_HOME)
 

@@ -1,0 +1,231 @@
+"""What drives a job: starts agents, takes in what the guard and the workers say, and judges how it goes."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from course_lib.runtime.errors import LaunchError, ranks_text
+from course_lib.runtime.team import _uninterrupted
+from course_lib.runtime.torchrun import failure
+from course_lib.runtime.torchrun.commands import Command, Meeting, command, environment
+from course_lib.runtime.torchrun.diary import Agent, Diary, Event, Worker
+from course_lib.runtime.torchrun.guardian import Guardian
+from course_lib.runtime.torchrun.hang import Activity, hung
+from course_lib.runtime.torchrun.relay import Relay
+from course_lib.runtime.torchrun.settings import Settings
+
+_GRACE_S = 5.0  # after the job failed on one node: the others may have something to say
+_STORE = -1  # the number of the process that holds the store when it lives apart from the agents
+_HOLD_STORE = (
+    "import sys, time; from torch.distributed import TCPStore; "
+    "store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=True, wait_for_workers=False); time.sleep(1e9)"
+)
+
+
+@dataclass
+class TorchrunResult:
+    """How a job ended.
+
+    By rank: `output` (text, of all restarts one after another) and `exit_codes` (of the last process with that rank;
+    None: its agent ended it, or nobody knows). `restarts`: how often workers were restarted after a failure (torchrun
+    does not count a change of nodes). `workers`, `events`: everything that happened; `agents`: by node, what each
+    wrote itself and how it ended. `command`: what one would type, a line for each node; `argv`: what was really run.
+    `log_dir`: where the log files are ("": removed). `label`: what a figure must say. `seconds`: from the call to the
+    end of the last agent. `error`: what `check=True` raises.
+    """
+
+    output: dict[int, str] = field(repr=False)
+    exit_codes: dict[int, int | None]
+    restarts: int
+    seconds: float
+    log_dir: str
+    command: str = field(repr=False)
+    argv: list[list[str]] = field(repr=False)
+    workers: list[Worker] = field(repr=False)
+    agents: dict[int, Agent] = field(repr=False)
+    events: list[Event] = field(repr=False)
+    label: str = ""
+    error: LaunchError | None = field(default=None, repr=False)
+
+
+class Engine:
+    """One job. `look` does one turn; when the job has ended, `result` is set."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.meeting = settings, Meeting.of(settings)
+        self.began = time.time()
+        self.commands: dict[int, Command] = {}
+        self.hosts: dict[int, int] = {}  # by agent
+        self.guardian = Guardian()
+        home = self.guardian.home
+        self.log_dir = Path(settings.log_dir).absolute() if settings.log_dir else home / "logs"
+        self.diary, self.relay = Diary(self.began), Relay(settings.show, settings.named)
+        self.activity = Activity()
+        self.terminated = False
+        self.failed_at: float | None = None
+        self.result: TorchrunResult | None = None
+        paced = settings.hosts is not None and not settings.on_namespaces
+        self.label = "all nodes on this machine's loopback, links not limited" if paced else ""
+
+    # --- starting
+
+    def start_agent(self) -> int:
+        agent, logs = len(self.commands), self.log_dir / f"node{len(self.commands)}"
+        host = self.hosts[agent] = self._free_host()
+        self.commands[agent] = command(self.settings, self.meeting, agent, host, logs)
+        self._start(agent, host, self.commands[agent].argv, str(logs))
+        return agent
+
+    def _free_host(self) -> int:
+        """The first host without a running agent; if there is none, the one with the fewest."""
+        running = [self.hosts[agent] for agent in self.commands if self._runs(agent)]
+        count = self.settings.hosts.num_hosts if self.settings.hosts else len(running) + 1
+        return min(range(count), key=running.count)
+
+    def _runs(self, agent: int) -> bool:
+        return agent not in self.diary.agents or self.diary.agents[agent].status is None
+
+    def start_store(self) -> None:
+        """A process of its own for the rendezvous' store, so that every agent may die."""
+        self._start(
+            _STORE, [sys.executable, "-c", _HOLD_STORE, self.meeting.address, str(self.meeting.port)], ""
+        )
+
+    def _start(self, number: int, host: int, argv: list[str], logs: str) -> None:
+        hosts, namespaces = self.settings.hosts, []
+        if hosts is not None and self.settings.on_namespaces:
+            namespaces = hosts.namespaces_of(host * hosts.ranks_per_host)
+        env = environment(self.settings, self.guardian.home / f"agent{number}.json")
+        self.guardian.start(number, argv, env, logs, namespaces)
+        self.activity.touch()
+
+    # --- watching
+
+    def agents(self) -> list[Agent]:
+        return [agent for node, agent in sorted(self.diary.agents.items()) if node >= 0]
+
+    def note(self, kind: str, node: int, **more: Any) -> None:
+        self.diary.event(time.time() - self.began, kind, node, **more)
+        who = f"rank {more['rank']}" if more.get("rank") is not None else f"node {node}"
+        self.relay.say(f"{kind}: {who}, {more.get('detail', '')}")
+
+    def pump(self) -> None:
+        """Take in, and show, all that is new."""
+        if self.result is not None:
+            return
+        known = len(self.diary.workers)
+        notes = self.guardian.notes()
+        for note in notes:
+            self.relay.agent(note["agent"], self.diary.add(note))
+            self.diary.agents[note["agent"]].host = self.hosts.get(note["agent"], 0)
+        new = self.diary.workers[known:]
+        for worker in new:
+            self.relay.follow(worker, self.guardian.home / "workers")
+        before = {worker.rank for worker in self.diary.workers[:known]}
+        for node in sorted({worker.node for worker in new if worker.rank in before}):
+            here = [worker for worker in new if worker.node == node]
+            ranks = ranks_text(sorted({worker.rank for worker in here}))
+            count = f"{ranks} of {here[-1].world_size}, restart {here[-1].restart_count}"
+            self.relay.say(f"workers started on node {node}: {count}")
+        if self.relay.pump() or notes:
+            self.activity.touch()
+
+    def look(self) -> None:
+        """One turn: take in what is new; end the job if it has ended, failed, or hangs."""
+        self.pump()
+        if self.result is not None:
+            return
+        agents, now, settings = self.agents(), time.monotonic(), self.settings
+        running = [agent for agent in agents if agent.status is None]
+        if not self.guardian.alive():
+            self.finish(
+                failure.TorchrunError("the process that stands over this job was killed, and the job with it")
+            )
+        elif len(agents) == len(self.commands) and not running:
+            self.finish(self._verdict())
+        elif self._doomed(agents, len(running)):
+            self.failed_at = self.failed_at or now
+            if now - self.failed_at > _GRACE_S:
+                self.finish(self._verdict())
+        elif settings.deadline is not None and time.time() - self.began > settings.deadline:
+            self._hung(f"The job took longer than its deadline of {settings.deadline:g} s.")
+        else:
+            alive = self.diary.alive()
+            limit = settings.timeout if alive else max(settings.timeout, settings.rdzv_timeout + 15)
+            if self.activity.idle_s(alive) > limit:
+                self._hung(f"For {limit:g} s (timeout) no worker has computed or written anything.")
+
+    def _doomed(self, agents: list[Agent], running: int) -> bool:
+        """Whether the job cannot succeed any more, though some agents run."""
+        failed = [agent for agent in agents if agent.status not in (None, 0)]
+        if self.terminated or len(agents) < len(self.commands) or not failed:
+            return False
+        finished = sum(agent.status == 0 for agent in agents)
+        least = 1 if self.settings.node_rank is not None else self.settings.nodes[0]
+        return any(agent.reported_failure for agent in failed) or running + finished < min(least, len(agents))
+
+    def last_workers(self) -> list[Worker]:
+        """The workers of the last round: of each agent that was not killed on purpose, the latest."""
+        killed = {agent.node for agent in self.agents() if agent.killed}
+        latest = {(w.node, w.local_rank): w for w in self.diary.workers if w.node not in killed}
+        return sorted(latest.values(), key=lambda worker: worker.rank)
+
+    # --- ending
+
+    def _verdict(self) -> LaunchError | None:
+        agents = self.agents()
+        failed = [agent for agent in agents if agent.status != 0 and not agent.killed]
+        killed = any(agent.killed for agent in agents)
+        succeeded = any(agent.status == 0 for agent in agents)
+        if self.terminated:
+            return None
+        lost = any(agent.reported_failure or agent.status is None for agent in failed)
+        if succeeded and not lost and (self.settings.elastic or not (failed or killed)):
+            return None
+        workers = self.last_workers()
+        if any(worker.exit_code not in (0, None) for worker in workers):
+            return failure.worker_error(self.settings, workers, self._restarts(), str(self.log_dir))
+        found = {agent.node: agent for agent in agents}
+        return failure.agent_error(self.settings, found, self.guardian.home, self.meeting.endpoint)
+
+    def _hung(self, reason: str) -> None:
+        running = [agent for agent in self.agents() if agent.status is None]
+        self.finish(hung(reason, self.last_workers(), running, self.relay))
+
+    def _restarts(self) -> int:
+        return max((agent.restarts for agent in self.agents()), default=0)
+
+    def finish(self, error: LaunchError | None, keep: bool = True) -> None:
+        """End everything; `keep` the log files after an error (until this process ends)."""
+        with _uninterrupted():
+            self.guardian.stop()
+            self.pump()
+            self.relay.finish(self.diary.workers)
+            seconds = max((agent.gone or 0.0 for agent in self.agents()), default=0.0)
+            kept = bool(self.settings.log_dir) or (error is not None and keep)
+            workers = self.diary.workers
+            ranks = sorted({worker.rank for worker in workers})
+            self.result = TorchrunResult(
+                {rank: "".join(w.output for w in workers if w.rank == rank) for rank in ranks},
+                {worker.rank: worker.exit_code for worker in workers},
+                self._restarts(),
+                seconds or time.time() - self.began,
+                str(self.log_dir) if kept else "",
+                "\n".join(self.settings.named(str(one)) for one in self.commands.values()),
+                [one.argv for one in self.commands.values()],
+                workers,
+                {agent.node: agent for agent in self.agents()},
+                self.diary.events,
+                self.label,
+                error,
+            )
+            if kept and not self.settings.log_dir:
+                atexit.register(shutil.rmtree, self.guardian.home, ignore_errors=True)
+            else:
+                self.guardian.remove()
