@@ -2,6 +2,7 @@
 
 from course_lib.classroom.plots.cluster import draw_cluster
 from course_lib.classroom.plots.costs import crossovers, plot_alpha_beta, plot_bytes_per_rank, plot_costs
+from course_lib.classroom.plots.ddp import plot_bucket_sizes, plot_overlap
 from course_lib.classroom.plots.flows import plot_flows
 from course_lib.classroom.plots.links import plot_on_links
 from course_lib.classroom.plots.rings import plot_ring_step, plot_ring_steps
@@ -16,10 +17,12 @@ __all__ = [
     "crossovers",
     "draw_cluster",
     "plot_alpha_beta",
+    "plot_bucket_sizes",
     "plot_bytes_per_rank",
     "plot_costs",
     "plot_flows",
     "plot_on_links",
+    "plot_overlap",
     "plot_ring_step",
     "plot_ring_steps",
     "plot_server_load",

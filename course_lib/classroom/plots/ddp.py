@@ -1,0 +1,107 @@
+"""DDP's two figures: what hides behind backward, and which bucket size hides the most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from course_lib.classroom.plots import style
+from course_lib.classroom.plots.timeline import TraceEvent
+from course_lib.classroom.tables import format_seconds
+
+_LOOKS = {  # kind -> colour, hatch, strip (0: the rank's own work, 1: the wire)
+    "forward": (style.RANK_COLORS[5], "", 0),
+    "backward": (style.RANK_COLORS[1], "", 0),
+    "wait": (style.LIGHT, "xx", 0),
+    "update": (style.RANK_COLORS[2], "", 0),
+    "all_reduce": (style.RANK_COLORS[0], "", 1),
+}
+
+
+@style.styled
+def plot_overlap(steps: Mapping[str, Sequence[TraceEvent]], *, title: str | None = None) -> Figure:
+    """One training step of one rank, once for each way of averaging: its work above, its all-reduces below.
+
+    steps: name -> the events of one step, spans "forward", "backward", "update", a wait ("wait for gradients") and
+    the all-reduces. Every step begins at 0, so the ends compare. Raises ValueError without events.
+    """
+    if not steps or not all(steps.values()):
+        raise ValueError("steps: expected at least one name with events of a step")
+    figure = style.new_figure(9.2, 1.4 + 0.95 * len(steps))
+    axes = figure.add_subplot()
+    ends = []
+    for row, events in enumerate(steps.values()):
+        known = [(kind, event) for event in events if (kind := _kind(event))]
+        begin = min(event.start_s for _, event in known)
+        ends.append(max(event.end_s for _, event in known) - begin)
+        for kind, event in sorted(known, key=lambda pair: pair[0] == "wait"):  # the wait lies on backward
+            color, hatch, strip = _LOOKS[kind]
+            box = (row - 0.2 + 0.4 * strip, event.end_s - event.start_s, 0.36)
+            axes.barh(
+                *box, left=event.start_s - begin, color=color, hatch=hatch, edgecolor="white", linewidth=0.7
+            )
+    axes.set_yticks(range(len(steps)), list(steps))
+    axes.set(ylim=(len(steps) - 0.5, -0.5), xlim=(0, max(ends) * 1.01), xlabel="time since the step began")
+    style.seconds_axis(axes.xaxis)
+    axes.grid(True, axis="x")
+    axes.set_axisbelow(True)
+    keys = [
+        Patch(
+            facecolor=c, hatch=hatch, edgecolor="white", label="all-reduce" if kind == "all_reduce" else kind
+        )
+        for kind, (c, hatch, _) in _LOOKS.items()
+    ]
+    figure.legend(handles=keys, loc="outside lower right", ncols=len(keys))
+    style.heading(figure, title or _overlap_finding(dict(zip(steps, ends, strict=True))))
+    return figure
+
+
+def _kind(event: TraceEvent) -> str | None:
+    kind = "wait" if event.name.startswith("wait") else event.name
+    return kind if kind in _LOOKS else None
+
+
+def _overlap_finding(seconds: Mapping[str, float]) -> str:
+    fastest, slowest = min(seconds, key=lambda n: seconds[n]), max(seconds, key=lambda n: seconds[n])
+    times = f"{format_seconds(seconds[fastest])} instead of {format_seconds(seconds[slowest])}"
+    return f"A step takes {times} with {fastest}" if len(seconds) > 1 else f"A step takes {times.split()[0]}"
+
+
+@style.styled
+def plot_bucket_sizes(
+    points: Sequence[tuple[float, float]], flat_s: float | None = None, *, title: str | None = None
+) -> Figure:
+    """Seconds of a step over the size of the buckets. points: (bucket_cap_mb, seconds). flat_s: with one flat buffer.
+
+    Raises ValueError without points.
+    """
+    if not points:
+        raise ValueError("points: expected at least one (bucket_cap_mb, seconds)")
+    figure = style.new_figure(8.6, 4.4)
+    axes = figure.add_subplot()
+    sizes, seconds = zip(*sorted(points), strict=True)
+    axes.plot(sizes, seconds, label="buckets, during backward", **style.series_style("ring"), markersize=8)
+    if flat_s is not None:
+        look = style.series_style("naive")
+        axes.axhline(
+            flat_s, label="one flat buffer, after backward", color=look["color"], linestyle=look["linestyle"]
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axes.set(
+        xlabel="bucket_cap_mb (MiB)", ylabel="time of one step", ylim=(0, 1.1 * max(*seconds, flat_s or 0))
+    )
+    style.seconds_axis(axes.yaxis)
+    axes.grid(True)
+    axes.legend(loc="lower right")
+    best = min(points, key=lambda point: point[1])
+    found = f"Buckets of {best[0]:g} MiB are best here: {format_seconds(best[1])} for a step"
+    worst = (
+        f", the largest takes {format_seconds(seconds[-1])}"
+        if len(points) > 1 and sizes[-1] != best[0]
+        else ""
+    )
+    style.heading(figure, title or found + worst)
+    return figure

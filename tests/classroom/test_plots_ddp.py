@@ -1,0 +1,47 @@
+"""DDP's figures: what their titles claim is computed from what they draw."""
+
+from __future__ import annotations
+
+import pytest
+
+from course_lib.classroom.plots import plot_bucket_sizes, plot_overlap, to_png
+from course_lib.comm.trace import Event
+
+
+def step(wait_s: float, at_s: float = 5.0) -> list[Event]:
+    return [
+        Event(0, "forward", at_s, at_s + 1),
+        Event(0, "backward", at_s + 1, at_s + 3 + wait_s),
+        Event(0, "wait for gradients", at_s + 3, at_s + 3 + wait_s, "wait"),
+        Event(0, "all_reduce", at_s + 2, at_s + 3 + wait_s, "comm"),
+        Event(0, "broadcast", at_s, at_s + 9, "comm"),  # not drawn
+        Event(0, "update", at_s + 3 + wait_s, at_s + 3.5 + wait_s),
+    ]
+
+
+def test_steps_begin_together_and_the_title_compares_their_ends() -> None:
+    figure = plot_overlap({"flat": step(2.0), "buckets": step(0.5, at_s=70.0)})
+    assert (
+        figure.get_suptitle().replace("\N{NO-BREAK SPACE}", " ")
+        == "A step takes 4 s instead of 5.5 s with buckets"
+    )
+    (axes,) = figure.axes
+    bars = [(round(bar.get_x(), 3), round(bar.get_width(), 3)) for bar in axes.patches]
+    assert len(bars) == 10 and bars.count((0.0, 1.0)) == 2 and "time" in axes.get_xlabel()
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["flat", "buckets"]
+    assert to_png(figure).startswith(b"\x89PNG")
+
+
+def test_the_best_bucket_is_named() -> None:
+    figure = plot_bucket_sizes([(25, 0.9), (1, 0.5), (0.25, 0.7)], flat_s=1.0)
+    text = figure.get_suptitle().replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
+    assert text == "Buckets of 1 MiB are best here: 500 ms for a step, the largest takes 900 ms"
+    (axes,) = figure.axes
+    assert axes.lines[0].get_xdata().tolist() == [0.25, 1, 25] and "MiB" in axes.get_xlabel()
+
+
+def test_nothing_to_draw() -> None:
+    with pytest.raises(ValueError, match="at least one name with events"):
+        plot_overlap({"flat": []})
+    with pytest.raises(ValueError, match="at least one"):
+        plot_bucket_sizes([])
