@@ -30,6 +30,7 @@ from course_lib.parallel.ddp.base import DDP
 from course_lib.parallel.ddp.bucketed import BucketedDDP
 from course_lib.parallel.ddp.hooks import all_reduce_hook, bf16_compress_hook
 from course_lib.parallel.ddp.overlap import Overlap, measure_overlap
+from course_lib.parallel.ddp.weighting import weighted_loss
 
 __all__ = [
     "DDP",
@@ -40,4 +41,5 @@ __all__ = [
     "all_reduce_hook",
     "bf16_compress_hook",
     "measure_overlap",
+    "weighted_loss",
 ]
