@@ -14,13 +14,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -29,7 +27,14 @@ from course_lib.classroom.datasets import digits
 from course_lib.classroom.models import MLP, DigitsCNN
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.sampler import DistributedSampler
-from course_lib.parallel.trainer import EXIT_CODE, Journal, Trainer, process_started, restart_count
+from course_lib.parallel.trainer import (
+    EXIT_CODE,
+    Journal,
+    Trainer,
+    process_group,
+    process_started,
+    restart_count,
+)
 
 _IMPORTED = time.time()
 
@@ -59,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         journal.event("torch imported", _IMPORTED)
         journal.event("process group ready")
         trainer = build(options, comm, journal)
+        journal.event("model ready")
         trainer.fit(options.total_epochs)
         if trainer.stopped:
             trainer.say(f"stopped by SIGTERM; the snapshot is in {options.snapshot_path}")
@@ -101,30 +107,6 @@ def build(options: argparse.Namespace, comm: Communicator, journal: Journal) -> 
 
 
 _PASSED_ON = ("batch_size", "snapshot_path", "save_every", "save_every_steps", "resume", "seed", "grace_s")
-
-
-@contextmanager
-def process_group() -> Iterator[Communicator]:
-    """The group this process is in: an existing one, torchrun's, or else one of this process alone."""
-    ours = not dist.is_initialized()
-    if ours:
-        on_gpu = (
-            torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-            and dist.is_nccl_available()
-        )
-        if on_gpu:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-        backend = "nccl" if on_gpu else "gloo"
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            dist.init_process_group(backend)
-        else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
-    try:
-        yield Communicator(device=device)
-    finally:
-        if ours:
-            dist.destroy_process_group()
 
 
 # --- the command line

@@ -4,13 +4,16 @@
     trainer.fit(total_epochs=10)       # begins, or goes on from the snapshot
 
 `snapshot`: a file that is whole or not there. `resumable`: what a training is made of. `trainer`: the loop.
-`preemption`: SIGTERM. `journal`: what a run writes down; `audit` and `recovery` read it. `tutorial`: the same with the
-usual mistakes. `python -m course_lib.train_ddp` runs it on the handwritten digits.
+`preemption`: SIGTERM. `process_group`: what a script under torchrun calls in place of `init_process_group`. `journal`:
+what a run writes down; `audit` and `recovery` read it. `tutorial`: a Trainer that makes the usual mistakes.
+
+`python -m course_lib.train_ddp` runs it on the handwritten digits.
 """
 
 from course_lib.parallel.trainer.audit import Step, kept_samples, read_audit
 from course_lib.parallel.trainer.journal import Journal, process_started, restart_count
 from course_lib.parallel.trainer.preemption import EXIT_CODE
+from course_lib.parallel.trainer.process_group import process_group
 from course_lib.parallel.trainer.recovery import read_events, recovery
 from course_lib.parallel.trainer.resumable import Progress
 from course_lib.parallel.trainer.snapshot import SnapshotError
@@ -27,6 +30,7 @@ __all__ = [
     "Trainer",
     "TutorialTrainer",
     "kept_samples",
+    "process_group",
     "process_started",
     "read_audit",
     "read_events",

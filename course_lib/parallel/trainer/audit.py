@@ -66,7 +66,7 @@ def _lines(path: Path) -> Iterator[dict]:
     for number, text in enumerate(path.read_text().splitlines(), start=1):
         try:
             line = json.loads(text)
-            line["epoch"], line["step"], line["restart"]  # noqa: B018
+            line["epoch"], line["step"], line["restart"]
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"audit: line {number} of {path} is none that a Trainer writes: {text[:60]!r}. "

@@ -10,6 +10,7 @@ STAGES = {
     "process start": "detection and rendezvous",
     "torch imported": "import",
     "process group ready": "process group",
+    "model ready": "model and optimizer",
     "snapshot loaded": "snapshot",
     "first step done": "first step",
 }
