@@ -90,7 +90,7 @@ class Command:
 
 
 def command(settings: Settings, meeting: Meeting, agent: int, host: int, log_dir: Path) -> Command:
-    """The command line of agent number `agent`, on host number `host`, whose workers write their logs below `log_dir`."""
+    """The command line of agent number `agent`, on `host`; its workers write their logs below `log_dir`."""
     shown = [] if settings.nodes == (1, 1) else [f"--nnodes={_range(settings)}"]
     shown.append(f"--nproc-per-node={settings.nproc(host)}")
     kept = [f"--log-dir={log_dir}", "--redirects=3", "--event-log-handler=console"]

@@ -72,7 +72,10 @@ class Worker:
 
 @dataclass
 class Agent:
-    """One `torchrun` process; `node` numbers them in the order of their start. `status`: as os.waitpid reports it, None while it runs."""
+    """One `torchrun` process; `node` numbers them in the order of their start, `host` says where it runs.
+
+    `status`: as os.waitpid reports it, None while it runs.
+    """
 
     node: int
     pid: int

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
+import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +97,7 @@ class Engine:
     def start_store(self) -> None:
         """A process of its own for the rendezvous' store, so that every agent may die."""
         self._start(
-            _STORE, [sys.executable, "-c", _HOLD_STORE, self.meeting.address, str(self.meeting.port)], ""
+            _STORE, 0, [sys.executable, "-c", _HOLD_STORE, self.meeting.address, str(self.meeting.port)], ""
         )
 
     def _start(self, number: int, host: int, argv: list[str], logs: str) -> None:
@@ -206,6 +209,10 @@ class Engine:
         with _uninterrupted():
             self.guardian.stop()
             self.pump()
+            if self.guardian.killed:  # its agents died with it, but not their workers
+                for worker in self.diary.alive():
+                    with suppress(ProcessLookupError):
+                        os.kill(worker.pid, signal.SIGKILL)
             self.relay.finish(self.diary.workers)
             seconds = max((agent.gone or 0.0 for agent in self.agents()), default=0.0)
             kept = bool(self.settings.log_dir) or (error is not None and keep)

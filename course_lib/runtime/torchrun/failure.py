@@ -121,7 +121,7 @@ def last_traceback(lines: list[str]) -> str:
     """The last traceback in what a worker wrote to stderr, with those that led to it."""
     starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
     if not starts:
-        return ""
+        return _syntax_error(lines)
     first = starts[-1]
     for start in reversed(
         starts[:-1]
@@ -132,6 +132,17 @@ def last_traceback(lines: list[str]) -> str:
         first = start
     stop = next((n for n in range(starts[-1], len(lines)) if _NOT_ITS.match(lines[n])), len(lines))
     return "\n".join(lines[first:stop]) + "\n"
+
+
+def _syntax_error(lines: list[str]) -> str:
+    """Python reports a script that it cannot read without the usual first line."""
+    ends = [
+        n
+        for n, line in enumerate(lines)
+        if line.startswith(("SyntaxError:", "IndentationError:", "TabError:"))
+    ]
+    places = [n for n in range(ends[-1] if ends else 0) if _FRAME.match(lines[n])]
+    return "\n".join(lines[places[-1] : ends[-1] + 1]) + "\n" if places else ""
 
 
 def parse_traceback(text: str) -> tuple[list[Frame], str, str]:
@@ -215,6 +226,8 @@ def _explain(settings: Settings, why: str, outputs: dict[int, str], where: str) 
         return f"{count[1]} of {count[2]} nodes came {within}. {check}"
     if "RendezvousTimeoutError" in why:
         return f"fewer than {least} nodes came {within} ({here} started here). {check}"
+    if re.search(r"wait timeout after \d+ms, keys: \S*torchelastic/(assigned_ranks|role_info)", why):
+        return f"the nodes met at {where}, but did not agree {within}: some wait for more nodes than others. {check}"
     if "RendezvousClosedError" in why:
         return f"the rendezvous at {where} is closed: the job has ended on another node"
     if re.search(

@@ -1,22 +1,22 @@
 """The process that stands over one torchrun job. It is run as a script, and needs only the standard library.
 
-torchrun starts every worker in a session of its own: ending an agent or its process group leaves them running, and when
-a notebook's kernel is killed they would train on, unseen. This process is the agents' parent and the reaper of what they
-leave behind (PR_SET_CHILD_SUBREAPER): everything the job ever started is below it. When it is told to stop, or when the
-kernel is gone, it kills all of that. On macOS, without reapers, that misses workers of an agent that died before.
+torchrun starts every worker in a session of its own: ending an agent or its process group leaves them running, and
+when a notebook's kernel is killed they would train on, unseen. This process is the agents' parent and the reaper of
+what they leave behind (PR_SET_CHILD_SUBREAPER): all the job ever started is below it. When told to stop, or when the
+kernel is gone, it kills all of that. (On macOS, without reapers, that misses workers of an agent that died before.)
 
 It keeps a diary, a file of JSON lines, each with the time `at` (seconds since 1970) and the number of the agent:
 
     {"kind": "agent", "pid"}   {"kind": "line", "text"}   {"kind": "gone", "pid"}   {"kind": "ended", "status"}
 
-"line" is a line the agent wrote; "gone" a worker that is no longer alive; "ended" the agent's own end. When an agent
-says that it has started a worker, the worker's log files get a second name, in `workers/`: torchrun deletes
-the first when it restarts the workers after a change of nodes.
+"line" is a line the agent wrote; "gone" a worker that is no longer alive; "ended" the agent's own end. A new worker's
+log files get a second name, in `workers/`: torchrun deletes the first when it restarts workers for a change of nodes.
 
 From the kernel: JSON lines over a Unix socket. `{"start": agent, "argv", "env", "cwd", "log_dir", "namespaces":
 [kind, ...]}` with the namespaces' file descriptors, `{"kill": agent}` (with all below it), `{"stop": true}`.
 """
 
+import contextlib
 import ctypes
 import glob
 import json
@@ -29,8 +29,7 @@ import subprocess
 import sys
 import time
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, CLONE_NEWUSER, CLONE_NEWNET = 1, 36, 0x10000000, 0x40000000
 LINUX = sys.platform == "linux"
 LOOK_S = 0.05  # how often it is looked whether workers are alive
 
@@ -61,9 +60,8 @@ class Guard:
         while os.getppid() == self.parent and not self.told_to_stop:
             pipes = {agent.pipe: agent for agent in self.agents.values() if agent.pipe >= 0}
             ready, _, _ = select.select([self.control.fileno(), wake, *pipes], [], [], LOOK_S)
-            for fd in ready:
-                if fd in pipes:
-                    self.read(pipes[fd])
+            for fd in pipes.keys() & set(ready):
+                self.read(pipes[fd])
             if wake in ready:
                 os.read(wake, 4096)
                 self.reap()
@@ -125,7 +123,7 @@ class Guard:
         where = os.path.join(agent.log_dir, "*", f"attempt_{about['agent_restarts']}", str(local_rank))
         for stream in ("stdout", "stderr"):
             second = os.path.join(self.home, "workers", f"{pid}.{stream}")
-            if os.path.lexists(second):
+            with contextlib.suppress(FileNotFoundError):
                 os.remove(second)  # of an earlier process with the same number
             for path in glob.glob(os.path.join(where, stream + ".log")):
                 try:
@@ -159,21 +157,17 @@ class Guard:
         below = descendants(agent.pid) | {
             pid for worker in agent.workers for pid in descendants(worker) | {worker}
         }
-        if agent.alive:
-            kill(agent.pid)
-        for pid in below:
+        for pid in [agent.pid, *below] if agent.alive else below:
             kill(pid)
 
     def end(self) -> None:
-        stop_at = time.monotonic() + 5.0
-        while time.monotonic() < stop_at:
+        stop_at, below = time.monotonic() + 5.0, {0}
+        while below and time.monotonic() < stop_at:
             below = {pid for pid in descendants(os.getpid()) if is_alive(pid)}
             for pid in below:
                 kill(pid)
             self.reap()
-            if not below:
-                break
-            time.sleep(0.01)
+            time.sleep(0.005)
         self.look()
         if not self.told_to_stop:  # the kernel is gone; nobody will read the files
             shutil.rmtree(self.home, ignore_errors=True)
@@ -200,13 +194,16 @@ def become(request: dict, output: int, namespaces: list[int]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    if LINUX:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            return False
-    return any(pid == one for one, _ in pairs())
+    return stat(pid)[:1] not in ([], ["Z"], ["X"]) if LINUX else any(pid == one for one, _ in pairs())
+
+
+def stat(pid: int | str) -> list[str]:
+    """Linux: a process's state, its parent's number and more; [] when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def descendants(pid: int) -> set[int]:
@@ -228,21 +225,13 @@ def pairs() -> list[tuple[int, int]]:
     if not LINUX:
         listed = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True).stdout
         return [(int(line.split()[0]), int(line.split()[1])) for line in listed.splitlines()]
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat") as file:
-                found.append((int(name), int(file.read().rpartition(")")[2].split()[1])))
-        except OSError:
-            pass  # it has just ended
-    return found
+    names = filter(str.isdigit, os.listdir("/proc"))
+    return [(int(name), int(found[1])) for name in names if (found := stat(name))]
 
 
 def kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def main() -> None:

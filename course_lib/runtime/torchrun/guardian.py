@@ -67,6 +67,11 @@ class Guardian:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def killed(self) -> bool:
+        """Whether it ended without having cleaned up."""
+        return self._process.poll() not in (None, 0)
+
     def notes(self) -> list[dict[str, Any]]:
         """What is new in the diary."""
         return [json.loads(line) for line in self._diary.read()]

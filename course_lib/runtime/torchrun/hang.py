@@ -154,8 +154,10 @@ def _sentence(workers: list[Worker], stacks: dict[int, list[Frame]]) -> list[str
     inside = {call: ranks for call, ranks in calls.items() if call}
     if not inside:
         return []
-    parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in inside.items()]
-    others = f", {ranks_text(calls[''])} in none" if "" in calls else ""
-    which = "it returns when all have called it, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
-    hint = f" ({which})" if "init_process_group" in inside else ""
-    return [f"Waiting: {'; '.join(parts)}{others}{hint}."]
+    hint = " (it returns when all have called it, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE)"
+    parts = [
+        f"{ranks_text(ranks)} in {call}{hint if call == 'init_process_group' else ''}"
+        for call, ranks in inside.items()
+    ]
+    parts += [f"{ranks_text(calls[''])} in none"] if "" in calls else []
+    return [f"Waiting: {', '.join(parts)}."]
