@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,13 @@ def unpack(data: bytes, name: Path | str = "the snapshot") -> dict[str, Any]:
         raise SnapshotError(f"{name} is damaged: its checksum is not the one in its first line")
     try:
         return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except (
+        Exception
+    ) as error:  # torch raises many kinds; its advice, to load with weights_only=False, is not ours
+        asked_for = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it asks for {asked_for[1]}" if asked_for else type(error).__name__
         raise SnapshotError(
-            f"{name} is whole, but torch refuses to load it with weights_only=True: {reason}"
+            f"{name} is whole, but torch.load(weights_only=True) refuses it: {what}"
         ) from error
 
 
