@@ -9,6 +9,7 @@ process group's own timeout instead; the launcher reads that error as a hang.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ _COLLECTIVES = (
     *("all_gather_single", "reduce_scatter_single", "all_gather", "reduce_scatter", "all_to_all"),
     *("all_to_all_single", "gather", "scatter", "barrier", "monitored_barrier", "all_gather_object"),
     *("broadcast_object_list", "gather_object", "scatter_object_list"),
+    "_broadcast_coalesced",  # the parameters and buffers of torch's DDP, from a call in Python
 )
 
 
@@ -31,7 +33,7 @@ def watch_torch(board: Board) -> None:
     """Wrap the functions of `torch.distributed` in this process; they do the same as before."""
     for name in _COLLECTIVES:
         if hasattr(dist, name):
-            _replace(name, _collective(getattr(dist, name), name, board))
+            _replace(name, _collective(getattr(dist, name), name.lstrip("_"), board))
     for name in ("send", "recv", "isend", "irecv"):
         _replace(name, _point_to_point(getattr(dist, name), name, board))
     wait = dist.Work.wait
@@ -66,16 +68,25 @@ def _collective(function: Callable, name: str, board: Board) -> Callable:
     return watched
 
 
+_inside = threading.local()
+
+
 def _point_to_point(function: Callable, name: str, board: Board) -> Callable:
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_inside, "message", False):  # since torch 2.14, send calls isend: one message, one note
+            return function(*args, **kwargs)
         peer = _peer(args, kwargs)
         if peer is None:
             board.messages.stop()
         elif not kwargs.get("tag"):
             board.message("send" in name, _group_ranks(args, kwargs), peer, _signature(args, kwargs))
-        with board.wait(name, peer):
-            return function(*args, **kwargs)
+        _inside.message = True
+        try:
+            with board.wait(name, peer):
+                return function(*args, **kwargs)
+        finally:
+            _inside.message = False
 
     return watched
 

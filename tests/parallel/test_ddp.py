@@ -545,3 +545,18 @@ def test_a_rank_that_leaves_early_is_named() -> None:
 
     with pytest.raises(RanksHung, match=r"rank 1.*all_reduce"):
         launch(run, world_size=2, timeout=1.5, show="none")
+
+
+def test_torchs_broadcast_of_buffers_is_seen_by_the_report() -> None:
+    """It starts from C++ and never passes the Communicator."""
+
+    def run(comm):
+        wrapped = DistributedDataParallel(DigitsCNN(3, batch_norm=True))
+        if comm.rank == 0:
+            wrapped(torch.zeros(2, 1, 8, 8))
+        comm.all_reduce(torch.ones(1))
+
+    with pytest.raises(
+        RanksHung, match="rank 0 called broadcast_coalesced, but rank 1 called all_reduce of 1 x"
+    ):
+        launch(run, world_size=2, timeout=1.5, show="none")

@@ -84,10 +84,8 @@ class BucketedDDP(DDP):
         view = bucket.views[parameter]
         if parameter.grad is None:  # not used in this forward: it adds nothing
             view.zero_()
-        else:
-            torch.mul(
-                parameter.grad, 1 / self.num_contributing, out=view
-            )  # in place, if it is the view already
+        else:  # the division costs no second pass; and the gradient may be the view already
+            torch.mul(parameter.grad, 1 / self.num_contributing, out=view)
         parameter.grad = view
         bucket.num_missing -= 1
         self._launch_full()

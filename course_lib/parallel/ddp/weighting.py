@@ -1,8 +1,8 @@
 """The loss of a rank, weighted so that DDP's average is the mean over all samples.
 
-DDP averages over *ranks*. If each rank's loss is the mean of its own samples, the result is a mean of means: a rank with
-one sample counts as much as one with a hundred. It is the same with sentences of different lengths, where the tokens
-that count are the samples.
+DDP averages over *ranks*. If each rank's loss is the mean of its own samples, the result is a mean of means: a rank
+with one sample counts as much as one with a hundred. It is the same with sentences of different lengths, where the
+tokens that count are the samples.
 
     what DDP makes of the losses lᵣ      ∇ Σ lᵣ / N              N ranks
     what one process would do            ∇ Σ sᵣ / Σ nᵣ           sᵣ, nᵣ: sum and number of rank r's samples
