@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_lib.comm.board import Board
+from course_lib.comm.board import Board, NullBoard
 from course_lib.comm.communicator import Communicator
 from course_lib.comm.ops import check_op
 from course_lib.comm.ring_backend import context
@@ -39,13 +39,20 @@ _NOT_HERE = {
 class Channel:
     """A board as one group sees it: collectives and messages are numbered for this group alone.
 
-    Its thread runs beside the caller's, so numbers that both of them drew could differ from rank to rank.
+    Its thread runs beside the caller's, so numbers that both of them drew could differ from rank to rank. Single
+    messages are compared for a plugged algorithm only: the course's own agree where the collectives do, and comparing
+    would cost a quarter of a small collective's time.
     """
 
-    def __init__(self, board: Board, name: str) -> None:
+    def __init__(self, board: Board | NullBoard, name: str) -> None:
+        self.compares_messages = False
         self.wait = board.wait
         self.collective = functools.partial(board.collective, channel=name)
-        self.message = functools.partial(board.message, channel=name)
+        self._message = functools.partial(board.message, channel=name)
+
+    def message(self, *what: Any) -> None:
+        if self.compares_messages:
+            self._message(*what)
 
 
 class QueueingGroup(dist.ProcessGroup):
@@ -65,19 +72,17 @@ class QueueingGroup(dist.ProcessGroup):
     @functools.cached_property
     def comm(self) -> Communicator:
         """Made at the first collective, when torch knows the group. It sends on the wire."""
-        launch = context.launch()
-        if launch is None:
-            comm = Communicator(self)
-        else:
-            ranks, board = dist.get_process_group_ranks(self), launch.board
-            comm = Communicator(
-                self,
-                board=Channel(board, self._name) if isinstance(board, Board) else board,  # type: ignore[arg-type]
-                ledger=launch.ledger,
-                trace=launch.trace,
-                host_of=[launch.host_of[rank] for rank in ranks],
-                pacer=launch.pacer,
-            )
+        launch, shared = context.launch(), {}
+        if launch is not None:
+            ranks = dist.get_process_group_ranks(self)
+            host_of = [launch.host_of[rank] for rank in ranks]
+            shared = {
+                "ledger": launch.ledger,
+                "trace": launch.trace,
+                "host_of": host_of,
+                "pacer": launch.pacer,
+            }
+        comm = Communicator(self, board=Channel(context.board(), self._name), **shared)  # type: ignore[arg-type]
         comm.group = self._wire
         return comm
 
@@ -86,14 +91,17 @@ class QueueingGroup(dist.ProcessGroup):
         name: str,
         do: Callable[[Communicator], Any],
         outputs: Sequence[torch.Tensor],
+        opts: Any,
         signature: str = "",
     ) -> RingWork:
-        """Do `do(comm)` in the group's thread. `signature`: what must be the same on all ranks."""
-        run = functools.partial(self._run, name, do, signature)
-        return self._worker.hand(RingWork(name, run, list(outputs)))
+        """Do `do(comm)` when its turn comes. `opts`: torch's. `signature`: what must be the same on all ranks."""
+        run = functools.partial(self._run, name, do, signature, context.is_plugged())
+        waits = not getattr(opts, "asyncOp", True)
+        return self._worker.hand(RingWork(name, run, list(outputs)), now=waits)
 
-    def _run(self, name: str, do: Callable[[Communicator], Any], signature: str) -> None:
+    def _run(self, name: str, do: Callable[[Communicator], Any], signature: str, is_plugged: bool) -> None:
         comm, launch = self.comm, context.launch()
+        comm.board.compares_messages = is_plugged  # type: ignore[union-attr]
         if launch is not None:
             comm.t0 = launch.t0  # a pool's launches begin one after the other
         with comm.board.collective(name, comm.ranks, signature):
@@ -116,7 +124,7 @@ class QueueingGroup(dist.ProcessGroup):
     # --- the wire's own: they carry no reduction, or nothing at all
 
     def barrier(self, opts: Any = None) -> RingWork:
-        return self._queue("barrier", lambda comm: self._wire.barrier().wait(), [])
+        return self._queue("barrier", lambda comm: self._wire.barrier().wait(), [], opts)
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> dist.Work:
         self._check("send", *tensors)

@@ -32,6 +32,10 @@ def algorithms() -> Algorithms:
     return _algorithms
 
 
+def is_plugged() -> bool:
+    return _algorithms != Algorithms()
+
+
 def launch() -> Communicator | None:
     """The launch's communicator, whose ledger, trace and board the groups share; None outside the launcher."""
     return _launch

@@ -43,14 +43,14 @@ class RingGroup(QueueingGroup):
             for tensor in tensors:
                 all_reduce(comm, tensor, op)
 
-        return self._queue(name, do, tensors, f"{_describe(tensors)} {op}")
+        return self._queue(name, do, tensors, opts, f"{_describe(tensors)} {op}")
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> RingWork:
         (tensor,), root = tensors, opts.rootRank
         self._check("reduce", tensor)
         op = self._op("reduce", opts.reduceOp, tensor)
         do = lambda comm: collectives.reduce(comm, tensor, root, op)
-        return self._queue("reduce", do, tensors, f"{describe(tensor)} {op} to {root}")
+        return self._queue("reduce", do, tensors, opts, f"{describe(tensor)} {op} to {root}")
 
     def reduce_scatter_tensor_coalesced(
         self, outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
@@ -65,7 +65,7 @@ class RingGroup(QueueingGroup):
             for out, tensor in zip(outs, tensors, strict=True):
                 reduce_scatter(comm, out, tensor, op)
 
-        return self._queue("reduce_scatter", do, outs, f"{_describe(tensors)} {op}")
+        return self._queue("reduce_scatter", do, outs, opts, f"{_describe(tensors)} {op}")
 
     def reduce_scatter_single(self, out: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> RingWork:
         return self.reduce_scatter_tensor_coalesced([out], [tensor], opts)
@@ -89,7 +89,7 @@ class RingGroup(QueueingGroup):
         (tensor,), root = tensors, opts.rootRank
         self._check("broadcast", tensor)
         do = lambda comm: collectives.broadcast(comm, tensor, root)
-        return self._queue("broadcast", do, tensors, f"{describe(tensor)} from {root}")
+        return self._queue("broadcast", do, tensors, opts, f"{describe(tensor)} from {root}")
 
     def allgather_into_tensor_coalesced(
         self, outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
@@ -103,7 +103,7 @@ class RingGroup(QueueingGroup):
             for out, tensor in zip(outs, tensors, strict=True):
                 all_gather(comm, out, tensor)
 
-        return self._queue("all_gather", do, outs, _describe(outs))
+        return self._queue("all_gather", do, outs, opts, _describe(outs))
 
     def all_gather_single(self, out: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> RingWork:
         return self.allgather_into_tensor_coalesced([out], [tensor], opts)
@@ -132,7 +132,7 @@ class RingGroup(QueueingGroup):
             for piece, chunk in zip(pieces, chunks, strict=True):
                 piece.detach().copy_(chunk.view(piece.shape))
 
-        return self._queue("all_gather", do, pieces, f"{sum(lengths)} x {tensor.dtype}")
+        return self._queue("all_gather", do, pieces, opts, f"{sum(lengths)} x {tensor.dtype}")
 
     def gather(self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any) -> RingWork:
         (tensor,), root = tensors, opts.rootRank
@@ -145,7 +145,7 @@ class RingGroup(QueueingGroup):
             for source, piece in enumerate(pieces):
                 piece.detach().copy_(tensor) if source == root else comm.recv(piece, source)
 
-        return self._queue("gather", do, pieces, f"to {root}")
+        return self._queue("gather", do, pieces, opts, f"to {root}")
 
     def scatter(self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any) -> RingWork:
         (out,), root = outs, opts.rootRank
@@ -158,7 +158,7 @@ class RingGroup(QueueingGroup):
             if comm.rank != root:
                 comm.recv(out, root)
 
-        return self._queue("scatter", do, outs, f"from {root}")
+        return self._queue("scatter", do, outs, opts, f"from {root}")
 
     def alltoall(self, outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None) -> RingWork:
         self._check("all_to_all", *outs, *tensors)
@@ -170,7 +170,7 @@ class RingGroup(QueueingGroup):
                 comm.exchange(tensors[to], to, outs[source], source)
             outs[r].detach().copy_(tensors[r])
 
-        return self._queue("all_to_all", do, outs)
+        return self._queue("all_to_all", do, outs, opts)
 
     def alltoall_base(
         self,
@@ -181,7 +181,7 @@ class RingGroup(QueueingGroup):
         opts: Any = None,
     ) -> RingWork:
         """Sizes are lengths along dim 0; no sizes: equal ones."""
-        return self.alltoall(self._split(out, out_sizes), self._split(tensor, sizes))
+        return self.alltoall(self._split(out, out_sizes), self._split(tensor, sizes), opts)
 
     def _split(self, tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
         length = len(tensor)

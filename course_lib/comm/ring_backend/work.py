@@ -103,13 +103,14 @@ class Worker:
     """The thread of a group. It ends with `stop`, or when the group is forgotten, or with the process."""
 
     def __init__(self, name: str) -> None:
-        self._queue: SimpleQueue[RingWork | None] = SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._queue,), name=name, daemon=True)
+        self._line = _Line()
+        self._thread = threading.Thread(target=self._line.serve, name=name, daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, self._queue.put, None)
+        self._end = weakref.finalize(self, self._line.queue.put, None)
 
-    def hand(self, work: RingWork) -> RingWork:
-        self._queue.put(work)
+    def hand(self, work: RingWork, now: bool = False) -> RingWork:
+        """Do `work` after all that was handed before it. `now`: the caller will wait, and may as well do it itself."""
+        self._line.hand(work, now)
         return work
 
     def stop(self) -> None:
@@ -117,9 +118,35 @@ class Worker:
         self._thread.join(_STOP_S)
 
 
-def _serve(queue: SimpleQueue[RingWork | None]) -> None:
-    failed: BaseException | None = None
-    while (work := queue.get()) is not None:
-        work.run(failed)
-        failed = failed or work.error
-        del work  # or its outputs would live until the next collective
+class _Line:
+    """The works that wait for their turn. The thread holds on to this alone, so that a Worker can be forgotten."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[RingWork | None] = SimpleQueue()
+        self._counting, self._turn = threading.Lock(), threading.Lock()
+        self._num_left = 0  # handed and not done
+        self._failed: BaseException | None = None
+
+    def hand(self, work: RingWork, now: bool) -> None:
+        with self._counting:
+            now = now and self._num_left == 0
+            self._num_left += 1
+            if now:
+                self._turn.acquire()
+        if now:
+            self._do(work)  # two threads need not wake up for it
+        else:
+            self.queue.put(work)
+
+    def serve(self) -> None:
+        while (work := self.queue.get()) is not None:
+            self._turn.acquire()
+            self._do(work)
+            del work  # or its outputs would live until the next one comes
+
+    def _do(self, work: RingWork) -> None:
+        work.run(self._failed)
+        self._failed = self._failed or work.error
+        with self._counting:
+            self._num_left -= 1
+        self._turn.release()
