@@ -121,6 +121,7 @@ def _meet(settings: Settings, meeting: Meeting, agent: int, host: int) -> list[s
     if meeting.backend == "static":
         rank = agent if settings.node_rank is None else settings.node_rank
         where = [f"--node-rank={rank}", f"--master-addr={meeting.address}", f"--master-port={meeting.port}"]
+        where += [f"--rdzv-id={meeting.run_id}"] if settings.rdzv_id else []
     else:
         where = [
             f"--rdzv-backend={meeting.backend}",

@@ -27,7 +27,8 @@ class Event:
     """Something that happened: `at` seconds after the job began, on `node` (the number of its agent).
 
     `kind`: "agent started", "rendezvous" (detail: how long it took), "worker started", "worker failed" (detail: its
-    exit code), "worker gone", "killed" (by you: detail says what), "agent ended" (detail: its exit code).
+    exit code), "worker gone", "killed" (by you: detail says what), "agent ended" (detail: its exit code); with a store
+    that lives apart, as node -1, "store started" and "store ended".
     """
 
     at: float
@@ -111,14 +112,14 @@ class Diary:
         node, at = note["agent"], note["at"] - self.began
         if note["kind"] == "agent":
             self.agents[node] = Agent(node, note["pid"], at)
-            self.event(at, "agent started", node, pid=note["pid"])
+            self.event(at, f"{_who(node)} started", node, pid=note["pid"])
             return []
         agent = self.agents[node]
         if note["kind"] == "gone":
             self._gone(at, node, note["pid"])
         elif note["kind"] == "ended":
             agent.status, agent.gone = note["status"], at
-            self.event(at, "agent ended", node, pid=agent.pid, detail=_ending(note["status"]))
+            self.event(at, f"{_who(node)} ended", node, pid=agent.pid, detail=_ending(note["status"]))
         elif note["text"].startswith(_EVENT):
             self._tell(at, agent, json.loads(note["text"]))
         elif not _NOISE.search(note["text"]):
@@ -171,6 +172,10 @@ class Diary:
         return (
             [_GLOG.sub("", text)] if _GLOG.match(text) else []
         )  # its own traceback and report go into the error
+
+
+def _who(node: int) -> str:
+    return "agent" if node >= 0 else "store"
 
 
 def _ending(status: int) -> str:

@@ -154,9 +154,7 @@ class Guard:
 
     def kill_agent(self, agent: Agent) -> None:
         """As if its machine were switched off: the agent, its workers, and what they started."""
-        below = descendants(agent.pid) | {
-            pid for worker in agent.workers for pid in descendants(worker) | {worker}
-        }
+        below = descendants(agent.pid).union(agent.workers, *map(descendants, agent.workers))
         for pid in [agent.pid, *below] if agent.alive else below:
             kill(pid)
 

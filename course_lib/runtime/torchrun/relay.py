@@ -60,7 +60,8 @@ class Relay:
     def agent(self, node: int, lines: list[str]) -> None:
         """Lines that an agent wrote; only live, since their order and number differ from run to run."""
         if self.show == "live":
-            _write(True, [f"[agent {node}] {self._named(line)}" for line in lines])
+            who = f"agent {node}" if node >= 0 else "store"
+            _write(True, [f"[{who}] {self._named(line)}" for line in lines])
 
     def say(self, text: str) -> None:
         if self.show == "live":

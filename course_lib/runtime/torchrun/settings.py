@@ -45,11 +45,12 @@ class Settings:
     show: str = "live"
     log_dir: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)  # what to print in place of a path
+    names: Mapping[str, str] | None = None  # what to print in place of a path
     nodes: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.script, self.script_args = os.fspath(self.script), tuple(map(str, self.script_args))
+        self.log_dir = None if self.log_dir is None else os.fspath(self.log_dir)
         self._check_script()
         if self.hosts is not None and not isinstance(self.hosts, VirtualHosts):
             raise TypeError(f"hosts: expected VirtualHosts(...) or None, got {self.hosts!r:.60}")
@@ -89,7 +90,7 @@ class Settings:
 
     def named(self, text: str) -> str:
         """`text` with the names that a reader knows in place of paths."""
-        for path, name in self.names.items():
+        for path, name in (self.names or {}).items():
             text = text.replace(path, name)
         return text
 

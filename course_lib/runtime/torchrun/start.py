@@ -43,34 +43,8 @@ def start_torchrun(
 
     Use it as a context manager, or call `.wait()` or `.close()`; what is left of the job then is killed.
     """
-    return TorchrunJob(
-        Settings(
-            script=str(script),
-            script_args=script_args,
-            nproc_per_node=nproc_per_node,
-            nnodes=nnodes,
-            hosts=hosts,
-            agents=agents,
-            max_restarts=max_restarts,
-            module=module,
-            rdzv_backend=rdzv_backend,
-            rdzv_endpoint=rdzv_endpoint,
-            rdzv_id=rdzv_id,
-            rdzv_conf=rdzv_conf,
-            rdzv_timeout=rdzv_timeout,
-            rdzv_store=rdzv_store,
-            master_addr=master_addr,
-            master_port=master_port,
-            node_rank=node_rank,
-            env=env,
-            timeout=timeout,
-            deadline=deadline,
-            show=show,
-            log_dir=None if log_dir is None else str(log_dir),
-            names=names or {},
-            options=options,
-        )
-    )
+    given: dict[str, Any] = dict(locals())  # the arguments by name: Settings has the same
+    return TorchrunJob(Settings(**given))
 
 
 def torchrun(
