@@ -288,7 +288,11 @@ def test_every_exercise_has_hints():
 def test_the_solution_is_shown_with_its_helpers(name, capsys):
     show_solution(name)
     said = capsys.readouterr().out
-    assert said.startswith("# course_lib/") and f"def {name}(" in said and "\x1b" not in said
+    assert (
+        said.startswith("# course_lib/")
+        and f"def {CATALOGUE[name].solution.__name__}(" in said
+        and "\x1b" not in said
+    )
     compile(said, name, "exec")
     helpers = {
         "ring_all_reduce": ["reduce_around", "gather_around"],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from course_lib.classroom.checks import exercises, parameter_server
+from course_lib.classroom.checks import bucketing, exercises, parameter_server, sampler, weighted_loss
 from course_lib.classroom.checks.exercises import Exercise
 from course_lib.classroom.checks.runs import RunExercise
 
 CATALOGUE: dict[str, Exercise | RunExercise] = {
     **exercises.EXERCISES,
     **{exercise.name: exercise for exercise in parameter_server.EXERCISES},
+    **{one.EXERCISE.name: one.EXERCISE for one in (bucketing, sampler, weighted_loss)},
 }
 
 

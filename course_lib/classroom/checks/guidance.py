@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,18 +50,22 @@ def show_solution(name: str) -> None:
     print(f"# {solution.__module__.replace('.', '/')}.py\n")
     print(
         "\n\n".join(
-            inspect.getsource(function).rstrip() + "\n" for function in _with_helpers(solution)
+            textwrap.dedent(inspect.getsource(function)).rstrip() + "\n"
+            for function in _with_helpers(solution)
         ).rstrip()
     )
 
 
 def _with_helpers(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The function, then the functions of its module that it calls, and theirs, in the order of the calls."""
+    """The function, then those of its module (or of its class, for a method) that it calls, and theirs, as called."""
     module = sys.modules[function.__module__]
+    methods = (
+        vars(getattr(module, function.__qualname__.split(".")[0])) if "." in function.__qualname__ else {}
+    )
     found: list[Any] = [function]
     for current in found:
         for name in _names(inspect.unwrap(current).__code__):
-            helper = getattr(module, name, None)
+            helper = methods.get(name) or getattr(module, name, None)
             own = inspect.isfunction(helper) and helper.__module__ == module.__name__
             if own and helper not in found:
                 found.append(helper)

@@ -93,4 +93,37 @@ HINTS: dict[str, tuple[str, ...]] = {
         "len(in_flight) <= "
         "bound. And if nobody is in flight? Then one may always pull.",
     ),
+    "bucketing": (
+        "A gradient has come, for one parameter. In which bucket is its place, and how do you notice that this "
+        "bucket is full?",
+        "Each bucket has flat memory and, in bucket.views, a view into it for each parameter. The gradient's "
+        "share of the average, parameter.grad / self.num_contributing, goes into that view. What goes there if "
+        "parameter.grad is None?",
+        "Set parameter.grad to the view: when the sum stands in the bucket, the parameter then has it. "
+        "bucket.num_missing counts how many gradients have not come; it is yours to count down.",
+        "Where nothing is missing, bucket.sum = self.comm_hook(self.comm, bucket.flat) starts the all-reduce and "
+        "returns at once. Do not wait: the end of backward does. (In a step bucket.sum begins as None.)",
+        "The ranks must start their all-reduces in one order, that of self.buckets. So go through self.buckets "
+        "from the first: stop at one that is not full, start those that are full and have not left.",
+    ),
+    "sampler": (
+        "Think of dealing cards: one order of all samples, which every rank knows, and each takes every "
+        "num_replicas-th. Where does rank r begin?",
+        "Nobody sends the order: each rank computes it. torch.randperm(length, generator=g) gives the same on all "
+        "of them if g = torch.Generator().manual_seed(seed + epoch).",
+        "All ranks need equally many. Without drop_last: so many that all samples are dealt; what is missing "
+        "comes from the beginning of the order. With it: so many that nothing is missing.",
+        "each = length // num_replicas with drop_last, else the same rounded up. Entry i of the padded order is "
+        "order[i % length], for i from 0 to each * num_replicas - 1: that works for 3 samples on 7 ranks, too.",
+    ),
+    "weighted_loss": (
+        "Rank 0 has one sample with loss 4, rank 1 three with loss 1. What is the mean of the four? And of the "
+        "two ranks' means, which is what DDP would make of them?",
+        "The mean over all samples is the sum of the ranks' loss_sum, divided by the number of all samples. How "
+        "does a rank learn that number? One all-reduce; a rank without samples takes part.",
+        "DDP adds up the ranks' gradients *and divides by comm.world_size*. What must the loss be multiplied "
+        "with, so that nothing of this is left?",
+        "total = torch.tensor(count); comm.all_reduce(total). Never let comm.all_reduce write into loss_sum: "
+        "backward needs it as it is. Return a tensor that comes from loss_sum.",
+    ),
 }

@@ -23,7 +23,9 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class RunExercise:
-    """`arguments`: the names with which the library calls the function; `solution`: the library's own."""
+    """`arguments`: the names with which the library calls the function, those after "*, " by keyword; `solution`: the
+    library's own.
+    """
 
     name: str
     arguments: str
@@ -31,8 +33,11 @@ class RunExercise:
 
     def grade(self, fn: Callable[..., Any], timeout: float) -> Verdict:
         """Put `fn` into its place, run, judge."""
+        by_place, _, by_keyword = self.arguments.partition("*, ")
         try:
-            inspect.signature(fn).bind(*self.arguments.split(", "))
+            inspect.signature(fn).bind(
+                *filter(None, by_place.split(", ")), **dict.fromkeys(filter(None, by_keyword.split(", ")))
+            )
         except TypeError:
             return failed(
                 f"your function takes {inspect.signature(fn)}; the exercise calls it with ({self.arguments})"
@@ -44,10 +49,19 @@ class RunExercise:
         except CannotSend as error:
             return failed(f"your function cannot be sent to the ranks: {clean(str(error))}")
         except LaunchError as error:
-            return _ending(error)
+            return self.ending(error)
 
     def judge(self, fn: Callable[..., Any], timeout: float) -> Verdict:
         raise NotImplementedError
+
+    def ending(self, error: LaunchError) -> Verdict:
+        """The verdict on a run that did not come to its end."""
+        if isinstance(error, RankError) and error.exc_type == Wrong.__name__:
+            return failed(error.exc_message)
+        if isinstance(error, RankError):
+            how = f"raised {error.exc_type}" if error.exc_type else "ended"
+            return failed(f"{ranks_text([error.rank])} {how}: {clean(error.exc_message)}")
+        return failed("it does not end: your function did not return, and everybody waits for the server")
 
 
 def run(program: Callable[..., Any], *args: Any, world_size: int, timeout: float) -> RankResults:
@@ -61,12 +75,3 @@ def run(program: Callable[..., Any], *args: Any, world_size: int, timeout: float
         deadline=4 * timeout,
         show="none",
     )
-
-
-def _ending(error: LaunchError) -> Verdict:
-    if isinstance(error, RankError) and error.exc_type == Wrong.__name__:
-        return failed(error.exc_message)
-    if isinstance(error, RankError):
-        how = f"raised {error.exc_type}" if error.exc_type else "ended"
-        return failed(f"{ranks_text([error.rank])} {how}: {clean(error.exc_message)}")
-    return failed("it does not end: your function did not return, and everybody waits for the server")
