@@ -32,6 +32,23 @@ from course_lib.comm.torch_collectives import TorchCollectives
 from course_lib.comm.trace import Event, Trace
 
 
+@contextmanager
+def _named_after_its_ranks() -> Iterator[None]:
+    """A group made inside has the same name on all its members, and does not count.
+
+    torch puts into a group's name how many groups this process has made. Ranks that are in different groups have made
+    different numbers, and would wait for each other under different names, for ever; also later, in groups that all
+    ranks make.
+    """
+    c10d: Any = dist.distributed_c10d
+    before, count = c10d._hash_ranks_to_str, c10d._world.group_count
+    c10d._hash_ranks_to_str = lambda ranks: "ranks " + " ".join(map(str, ranks))
+    try:
+        yield
+    finally:
+        c10d._hash_ranks_to_str, c10d._world.group_count = before, count
+
+
 class Communicator(TorchCollectives):
     """A rank's end of a process group.
 
@@ -83,7 +100,7 @@ class Communicator(TorchCollectives):
         """A communicator of `ranks` (of this one, ascending); None on the other ranks.
 
         It writes into the same ledger, trace and board. Only its members need to call. Ranks that share
-        several overlapping groups must make them in the same order.
+        several groups must make those in the same order.
         """
         members = list(ranks)
         if not members or members != sorted({rank for rank in members if 0 <= rank < self.world_size}):
@@ -95,7 +112,7 @@ class Communicator(TorchCollectives):
             return None
         key = tuple(self.ranks[rank] for rank in members)
         if key not in self._subgroups:
-            with self.board.wait(f"subgroup {list(key)}"):
+            with self.board.wait(f"subgroup {list(key)}"), _named_after_its_ranks():
                 group = dist.new_group(list(key), use_local_synchronization=True)
             host_of = [self.host_of[rank] for rank in members]
             self._subgroups[key] = self._derived(group, host_of)

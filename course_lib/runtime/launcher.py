@@ -31,7 +31,8 @@ def launch(
     `comm` is the rank's Communicator; torch.distributed's default group is initialised too. `fn` may be defined in a
     cell. Tensors that are returned arrive on the CPU.
 
-    * `backend`: "gloo" (CPU), "nccl" (a GPU for each rank), or "auto": nccl if there are GPUs enough.
+    * `backend`: "gloo" (CPU), "nccl" (a GPU for each rank), "ring" (the course's own, on the CPU), or "auto": nccl if
+      there are GPUs enough, else gloo.
     * `timeout`: seconds that a rank may wait in one communication; computing is never a hang.
     * `deadline`: seconds for the whole run, or None.
     * `hosts`: a VirtualHosts on which the ranks are placed, `ranks_per_host` on each in order.

@@ -7,6 +7,8 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from course_lib import Pool, launch
 from course_lib.comm.communicator import Communicator
@@ -318,6 +320,24 @@ def test_subgroups_share_the_ledger_and_speak_in_their_own_ranks() -> None:
     assert results == [(0, (0, 2), 2.0), None, (1, (0, 2), 2.0), None]
     assert [row.peer for row in results.ledger[0]] == [2, None, None]  # global ranks
     assert {row.group for row in results.ledger[2]} == {(0, 2), (2,)}
+
+
+def test_overlapping_subgroups_in_any_order() -> None:
+    """Each rank is in another number of groups, the smallest first."""
+
+    def run(comm):
+        sums = []
+        for ranks in ([0, 1], [1, 2], [0, 1, 2], [2, 3], [0, 1, 2, 3], [0, 2]):
+            if group := comm.subgroup(ranks):
+                tensor = torch.tensor([float(comm.rank)], device=comm.device)
+                group.all_reduce(tensor)
+                sums.append((ranks, tensor.item()))
+        mesh = init_device_mesh("cpu", (2, 2))  # groups that all ranks make, after groups that only some made
+        dist.all_reduce(tensor, group=mesh.get_group(1))
+        return sums
+
+    for rank, sums in enumerate(launch(run, world_size=4, timeout=10, show="none")):
+        assert all(total == sum(ranks) for ranks, total in sums) and len(sums) == (4, 4, 5, 2)[rank]
 
 
 def test_hosts_of_a_subgroup() -> None:
