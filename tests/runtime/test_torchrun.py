@@ -248,7 +248,8 @@ def test_a_node_is_lost_and_another_one_joins(scripts: Path, tmp_path: Path, not
         note(f"elastic: {time.time() - added:.1f} s from starting a node to the first step of both")
         stop.touch()
         result = job.wait(60)
-    assert result.error is None and result.restarts == 1  # a change of nodes is none
+    happened = "\n".join(map(str, result.events)) + "".join(result.output.values())
+    assert result.error is None and result.restarts == 1, happened  # a change of nodes is none
     assert result.agents[0].killed and [result.agents[node].status for node in (1, 2)] == [0, 0]
     assert [event.node for event in result.events if event.kind == "agent started"] == [0, 1, 2]
     with pytest.raises(ValueError, match="node: no agent 0 runs now; there are: none"):

@@ -69,7 +69,7 @@ class Engine:
         home = self.guardian.home
         self.log_dir = Path(settings.log_dir).absolute() if settings.log_dir else home / "logs"
         self.diary, self.relay = Diary(self.began), Relay(settings.show, settings.named)
-        self.activity = Activity()
+        self.activity = Activity(settings.hosts if settings.on_namespaces else None)
         self.terminated = False
         self.failed_at: float | None = None
         self.result: TorchrunResult | None = None

@@ -1,8 +1,9 @@
 """A job that does nothing any more: how that is noticed, and where its workers stand.
 
-A worker that computes uses the processor, and one that waits for another does not. So a job hangs when for `timeout`
-seconds no worker has used it for more than 1 % of the time, none has written a line and no agent has done anything.
-(NCCL's kernels wait while using a processor; there torch's own watchdog, or the deadline, ends the job.)
+A worker that computes uses the processor, and one that waits for another uses next to nothing of it (up to 2 % where
+torch's store is asked again and again). So a job hangs when for `timeout` seconds no worker has used more than 4 %,
+none has written a line, no agent has done anything, and on virtual hosts next to nothing has crossed a cable. (NCCL's
+kernels wait while using a processor; there torch's own watchdog, or the deadline, ends the job.)
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import time
 import psutil
 
 from course_lib.runtime.errors import Frame, RanksHung, grouped, ranks_text, users_part
+from course_lib.runtime.hosts import VirtualHosts
 from course_lib.runtime.torchrun.diary import Agent, Worker
 from course_lib.runtime.torchrun.failure import ending
 from course_lib.runtime.torchrun.relay import Relay
 
-_BUSY = 0.01  # of one processor
+_BUSY = 0.04  # of one processor
+_BYTES_PER_S = 20_000  # agents and stores talk, too
 _EVERY_S = 1.0
 _STACK_S = 2.0
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
@@ -29,23 +32,28 @@ _WRAPPERS = ("wrapper", "<module>", "_call_store", "_new_process_group_helper")
 
 
 class Activity:
-    """Since when nothing has happened."""
+    """Since when nothing has happened. `hosts`: the virtual hosts that have cables, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: VirtualHosts | None) -> None:
         self.last = self._looked = time.monotonic()
+        self._hosts = hosts
         self._used: dict[int, float] = {}
+        self._crossed = 0
 
     def touch(self) -> None:
         self.last = time.monotonic()
 
     def idle_s(self, workers: list[Worker]) -> float:
+        """Seconds without any sign of life; `workers`: those that run."""
         now = time.monotonic()
-        if now - self._looked >= _EVERY_S:
+        passed = now - self._looked
+        if passed >= _EVERY_S:
             used = {worker.pid: _cpu_s(worker.pid) for worker in workers}
-            more = sum(max(0.0, seconds - self._used.get(pid, 0.0)) for pid, seconds in used.items())
-            if more > _BUSY * (now - self._looked):
+            crossed = sum(link.bytes_sent for link in self._hosts.counters()) if self._hosts else 0
+            busy = any(seconds - self._used.get(pid, 0.0) > _BUSY * passed for pid, seconds in used.items())
+            if busy or crossed - self._crossed > _BYTES_PER_S * passed:
                 self.last = now
-            self._looked, self._used = now, used
+            self._looked, self._used, self._crossed = now, used, crossed
         return now - self.last
 
 
