@@ -187,4 +187,9 @@ def _place(text: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: gloo's threads live on, and one that still lets go of the last collective's tensors while Python
+    # shuts down aborts the process ("terminate called without an active exception"). All there is to keep is kept.
+    os._exit(code or 0)
