@@ -112,64 +112,6 @@ _PASSED_ON = ("batch_size", "snapshot_path", "save_every", "save_every_steps", "
 # --- the command line
 
 
-def parser() -> argparse.ArgumentParser:
-    """Every option can be written with underscores or with hyphens."""
-    made = argparse.ArgumentParser(
-        prog="python -m course_lib.train_ddp",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-    def option(name: str, **details: Any) -> None:
-        spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-        made.add_argument(*spellings, dest=name, **details)
-
-    option(
-        "total_epochs", type=_whole(0), default=10, help="epochs in all, those before a restart included (10)"
-    )
-    option("save_every", type=_whole(1), default=1, help="write a snapshot after so many epochs (1)")
-    option("save_every_steps", type=_whole(1), help="and after so many steps (not)")
-    option("batch_size", type=_whole(1), default=32, help="samples per step on each rank (32)")
-    option(
-        "snapshot_path", type=Path, default=Path("snapshot.pt"), help="where the snapshot is (snapshot.pt)"
-    )
-    option(
-        "resume",
-        choices=("auto", "never", "must"),
-        default="auto",
-        help="go on from a snapshot: if there is one (auto), never (set it aside), or demand it (must)",
-    )
-    option("model", choices=("mlp", "cnn"), default="mlp", help="(mlp)")
-    option("dropout", type=float, default=0.1, help="share of values that dropout sets to 0 (0.1)")
-    option("optimizer", choices=("sgd", "adam"), default="sgd", help="sgd has momentum 0.9 (sgd)")
-    option("lr", type=float, help="learning rate (sgd 0.1, adam 0.003); on resuming the snapshot's counts")
-    option("seed", type=_whole(0), default=0, help="of the model, the order of samples and dropout (0)")
-    option(
-        "grace_s",
-        type=float,
-        default=20.0,
-        help="after SIGTERM, end at the latest after so many seconds (20)",
-    )
-    option(
-        "audit", type=Path, metavar="FILE", help="append the samples of every completed step, as JSON lines"
-    )
-    option("events", type=Path, metavar="FILE", help="append what happened when, as JSON lines")
-    option(
-        "step_delay",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="for demonstrations: wait before each step (0)",
-    )
-    option(
-        "crash_at",
-        type=_place,
-        metavar="EPOCH:STEP[:RANK]",
-        help="for demonstrations: this rank (the last) kills itself before this step, unless torchrun has restarted it",
-    )
-    return made
-
-
 def _whole(least: int) -> Any:
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -184,6 +126,68 @@ def _place(text: str) -> tuple[int, ...]:
     if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts):
         raise argparse.ArgumentTypeError(f"expected EPOCH:STEP or EPOCH:STEP:RANK, as in 1:5, got {text!r}")
     return tuple(map(int, parts))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "total_epochs": {
+        "type": _whole(0),
+        "default": 10,
+        "help": "epochs in all, those before a restart included (10)",
+    },
+    "save_every": {"type": _whole(1), "default": 1, "help": "write a snapshot after so many epochs (1)"},
+    "save_every_steps": {"type": _whole(1), "help": "and after so many steps (not)"},
+    "batch_size": {"type": _whole(1), "default": 32, "help": "samples per step on each rank (32)"},
+    "snapshot_path": {
+        "type": Path,
+        "default": Path("snapshot.pt"),
+        "help": "where the snapshot is (snapshot.pt)",
+    },
+    "resume": {
+        "choices": ("auto", "never", "must"),
+        "default": "auto",
+        "help": "go on from a snapshot: if there is one (auto), never (set it aside), or demand it (must)",
+    },
+    "model": {"choices": ("mlp", "cnn"), "default": "mlp", "help": "(mlp)"},
+    "dropout": {"type": float, "default": 0.1, "help": "share of values that dropout sets to 0 (0.1)"},
+    "optimizer": {"choices": ("sgd", "adam"), "default": "sgd", "help": "sgd has momentum 0.9 (sgd)"},
+    "lr": {"type": float, "help": "learning rate (sgd 0.1, adam 0.003); on resuming, the snapshot's counts"},
+    "seed": {"type": _whole(0), "default": 0, "help": "of the model, the order of samples and dropout (0)"},
+    "grace_s": {
+        "type": float,
+        "default": 20.0,
+        "help": "after SIGTERM, end at the latest after so many seconds (20)",
+    },
+    "audit": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "append the samples of every completed step, as JSON lines",
+    },
+    "events": {"type": Path, "metavar": "FILE", "help": "append what happened when, as JSON lines"},
+    "step_delay": {
+        "type": float,
+        "default": 0.0,
+        "metavar": "S",
+        "help": "for demonstrations: wait before each step",
+    },
+    "crash_at": {
+        "type": _place,
+        "metavar": "EPOCH:STEP[:RANK]",
+        "help": "for demonstrations: this rank (the last) kills itself before this step, unless torchrun restarted it",
+    },
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every option can be written with underscores or with hyphens."""
+    made = argparse.ArgumentParser(
+        prog="python -m course_lib.train_ddp",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for name, details in OPTIONS.items():
+        spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+        made.add_argument(*spellings, dest=name, **details)
+    return made
 
 
 if __name__ == "__main__":
