@@ -1,4 +1,4 @@
-"""The rank variables: literal tables, and what is refused. (A real torchrun: tests/classroom/test_checks_torchrun.py.)"""
+"""The rank variables: literal tables, and what is refused. (Held against a real torchrun: tests/classroom.)"""
 
 from __future__ import annotations
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from course_lib.classroom.checks import bucketing, exercises, parameter_server, sampler, weighted_loss
+from course_lib.classroom.checks import (
+    bucketing,
+    exercises,
+    parameter_server,
+    port_launcher,
+    rank_arithmetic,
+    resumable,
+    sampler,
+    weighted_loss,
+)
 from course_lib.classroom.checks.exercises import Exercise
 from course_lib.classroom.checks.runs import RunExercise
 
@@ -10,6 +19,7 @@ CATALOGUE: dict[str, Exercise | RunExercise] = {
     **exercises.EXERCISES,
     **{exercise.name: exercise for exercise in parameter_server.EXERCISES},
     **{one.EXERCISE.name: one.EXERCISE for one in (bucketing, sampler, weighted_loss)},
+    **{one.EXERCISE.name: one.EXERCISE for one in (rank_arithmetic, port_launcher, resumable)},
 }
 
 

@@ -6,6 +6,7 @@ import dis
 import inspect
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from course_lib.classroom.checks.catalogue import CATALOGUE, exercise_named
@@ -28,7 +29,8 @@ WORLD_SIZES = (1, 2, 3, 4)
 def check(name: Any, fn: Any = None, *, timeout: float = 5.0) -> Verdict:
     """Run `fn` on 1, 2, 3 and 4 ranks and judge it as the exercise `name`: `check("ring_all_reduce", my_ring)`.
 
-    `check(fn)` does for a function whose name is or ends with an exercise's name. Looked at, in this order: that it
+    `check(fn)` does for a function whose name is or ends with an exercise's name. (An exercise on a script takes its
+    text, or its Path.) Looked at, in this order: that it
     ends (no rank waits longer than `timeout` seconds in one communication, no world runs longer than twice that), that
     the values are right and where they should be, that it is made of messages, to the right neighbours, its bytes, the
     number of its messages, and that all ranks end with the same bits. The verdict names the first thing wrong, in the
@@ -61,12 +63,22 @@ def check(name: Any, fn: Any = None, *, timeout: float = 5.0) -> Verdict:
 def _arguments(name: Any, fn: Any) -> tuple[Exercise | RunExercise, Callable[..., Any]]:
     if callable(name):
         name, fn = fn, name
+    if isinstance(name, str) and getattr(CATALOGUE.get(name), "takes_text", False):
+        fn = _as_function(fn)
     if not callable(fn):
         raise TypeError(f'fn: expected a function, as in check("ring_all_reduce", my_function); got {fn!r}')
     if name is None:
         own = getattr(fn, "__name__", "")
         name = next((known for known in CATALOGUE if own == known or own.endswith(f"_{known}")), own)
     return exercise_named(name), fn
+
+
+def _as_function(answer: Any) -> Any:
+    """A script, as text or as the Path of a file, as a function that returns it; `...` as one that does nothing."""
+    if answer is ...:
+        return lambda old: None
+    text = answer.read_text(encoding="utf-8") if isinstance(answer, Path) else answer
+    return (lambda old: text) if isinstance(text, str) else answer
 
 
 def is_stub(fn: Callable[..., Any]) -> bool:

@@ -44,10 +44,16 @@ def close_hints() -> None:
 def show_solution(name: str) -> None:
     """Print the source of the function that solves exercise `name`, and of the helpers in its module that it calls.
 
+    Where the answer is a script, print the script.
+
     Raises ValueError for an unknown exercise.
     """
-    solution = exercise_named(name).solution
+    exercise = exercise_named(name)
+    solution = exercise.solution
     print(f"# {solution.__module__.replace('.', '/')}.py\n")
+    if getattr(exercise, "takes_text", False):
+        print(inspect.getsource(sys.modules[solution.__module__]).rstrip())
+        return
     print(
         "\n\n".join(
             textwrap.dedent(inspect.getsource(function)).rstrip() + "\n"

@@ -126,4 +126,42 @@ HINTS: dict[str, tuple[str, ...]] = {
         "total = torch.tensor(count); comm.all_reduce(total). Never let comm.all_reduce write into loss_sum: "
         "backward needs it as it is. Return a tensor that comes from loss_sum.",
     ),
+    "rank_arithmetic": (
+        "Write down all workers of [2, 1], one below the other: node 0 first, then node 1. RANK numbers the lines of "
+        "this list from 0. Where in it does node 1 begin?",
+        "RANK is the number of workers on the nodes before this one, plus local_rank. Which of the numbers in "
+        "nproc_per_node belong to the nodes before?",
+        "sum(nproc_per_node[:node]) are the workers before. What begins with LOCAL is about this node alone; "
+        "what begins "
+        "with GROUP is about nodes, which torchrun calls groups.",
+        "WORLD_SIZE is sum(nproc_per_node), on every rank. All workers have the same role, so ROLE_RANK and "
+        "ROLE_WORLD_SIZE are RANK and WORLD_SIZE.",
+    ),
+    "port_launcher": (
+        "Run the old script as it is with `torchrun --standalone --nproc-per-node 2`. What does a worker not "
+        "get any more, "
+        "and where does torchrun put it instead? (Look at the table of variables.)",
+        'args.local_rank becomes int(os.environ["LOCAL_RANK"]), and the argument leaves the parser. But it '
+        "is the number "
+        "on one machine. Where does the script use it as the number in the whole job?",
+        'dist.init_process_group("gloo") alone takes RANK and WORLD_SIZE from the environment. After it, '
+        "dist.get_rank() "
+        "and dist.get_world_size() know them; so does DistributedSampler, if you give neither.",
+        "One fault has nothing to do with the launcher: print the samples of two epochs. Before each epoch, "
+        "sampler.set_epoch(epoch) chooses another order.",
+    ),
+    "resumable": (
+        "You wake up in a new process, in the middle of somebody's training, and find one file. What must "
+        "stand in it, so "
+        "that you can go on as if nothing had been? Go through what changes from one epoch to the next.",
+        "Four things: which epoch comes *next*, model.state_dict(), optimizer.state_dict() (there is the "
+        "momentum) and "
+        "torch.get_rng_state() (from there dropout draws). torch.save takes a dict of them.",
+        "Before the loop: if path.exists(), state = torch.load(path); load_state_dict into model and optimizer, then "
+        "torch.set_rng_state. The loop then runs over range(next_epoch, num_epochs), and saves after each epoch.",
+        "You may be killed while you write. So never write to `path`: torch.save(state, other) with other = "
+        'f"{path}.partial", then os.replace(other, path). There is always a whole file at `path`, the old '
+        "one or the new "
+        "one.",
+    ),
 }

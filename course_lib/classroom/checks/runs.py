@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from course_lib.classroom.checks.endings import clean
 from course_lib.classroom.checks.verdict import Verdict, failed
@@ -24,9 +24,10 @@ class Wrong(Exception):
 @dataclass(frozen=True)
 class RunExercise:
     """`arguments`: the names with which the library calls the function, those after "*, " by keyword; `solution`: the
-    library's own.
+    library's own. `takes_text`: the answer may also be a script, as text or as the Path of a file.
     """
 
+    takes_text: ClassVar[bool] = False
     name: str
     arguments: str
     solution: Callable[..., Any]
