@@ -15,11 +15,11 @@ import argparse
 import os
 import shlex
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
 from course_lib.runtime.torchrun import TorchrunResult, torchrun
+from course_lib.runtime.torchrun.guardian import temporary_directory
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,7 +71,7 @@ def run_cell(line: str, cell: str, variables: dict[str, Any]) -> TorchrunResult:
         raise ValueError(f"%%torchrun: --hosts names a variable of the notebook; there is no {hosts!r}")
     pairs = [pair.partition("=") for pair in asked.pop("env")]
     asked["nproc_per_node"] = _number(asked["nproc_per_node"])
-    directory = Path(tempfile.mkdtemp(prefix="course_cell_"))
+    directory = temporary_directory()
     script = directory / (Path(save).name if save else "cell.py")
     try:
         script.write_text(cell, encoding="utf-8")

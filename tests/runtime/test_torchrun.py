@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from course_lib import RankError, RanksHung, TorchrunError, VirtualHosts, start_
 from course_lib.runtime.torchrun import TorchrunResult
 from course_lib.runtime.torchrun.checks import parse_nodes
 from course_lib.runtime.torchrun.failure import last_traceback, parse_traceback
+from course_lib.runtime.torchrun.guardian import temporary_directory
 from course_lib.runtime.torchrun_help import MEANINGS, VARIABLES, installed_options
 from tests.runtime.torchrun_scripts import TAG, left_behind, new_tag, write_all
 
@@ -400,6 +402,15 @@ def test_parse_a_traceback() -> None:
     lines = ["noise", '  File "a.py", line 2', "    y = (", "        ^", "SyntaxError: '(' was never closed"]
     assert parse_traceback(last_traceback(lines))[1:] == ("SyntaxError", "'(' was never closed")
     assert last_traceback(["nothing here"]) == ""
+
+
+def test_what_a_killed_process_left_is_removed() -> None:
+    old, other = Path(tempfile.gettempdir()) / "course_torchrun_4194399_x", temporary_directory()
+    old.mkdir(exist_ok=True)  # no system has so high a pid
+    new = temporary_directory()
+    assert not old.exists() and other.is_dir() and new.is_dir()
+    for directory in (other, new):
+        directory.rmdir()
 
 
 def test_psutil_sees_environments() -> None:

@@ -50,6 +50,7 @@ names = ("LOCAL_RANK RANK GROUP_RANK ROLE_RANK LOCAL_WORLD_SIZE WORLD_SIZE ROLE_
          "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID PYTHON_EXEC").split()
 print(total.item(), *[os.environ.get(name, "-") for name in names])
 dist.barrier()
+dist.destroy_process_group()
 """
 
 ELASTIC = """
@@ -62,6 +63,7 @@ while True:
     if stop.item():
         break
     time.sleep(0.05)
+dist.destroy_process_group()
 """
 
 SLEEPS = """

@@ -92,7 +92,11 @@ def ending(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = {"SIGKILL": ": something killed it, perhaps for lack of memory", "SIGSEGV": ": C code crashed"}
+    hint = {
+        "SIGKILL": ": something killed it, perhaps for lack of memory",
+        "SIGSEGV": ": C code crashed",
+        "SIGABRT": ": C code gave up. At the very end of a script: call dist.destroy_process_group() last",
+    }
     return f"was killed by {name}{hint.get(name, '')}"
 
 

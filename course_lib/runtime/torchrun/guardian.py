@@ -13,17 +13,28 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from course_lib.runtime.torchrun.tail import Tail
 
 _SCRIPT = Path(__file__).with_name("guard.py")
 _END_S = 6.0
 
 
+def temporary_directory() -> Path:
+    """A new one; first removes those that a killed process has left."""
+    for old in Path(tempfile.gettempdir()).glob("course_torchrun_*_*"):
+        owner = old.name.split("_")[2]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"course_torchrun_{os.getpid()}_"))
+
+
 class Guardian:
     """One guard and its directory `home`, which holds the diary and the workers' output."""
 
     def __init__(self) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="course_torchrun_"))
+        self.home = temporary_directory()
         (self.home / "workers").mkdir()
         (self.home / "diary.jsonl").touch()
         self._control, theirs = socket.socketpair()
