@@ -5,6 +5,7 @@ from course_lib.classroom.plots.costs import crossovers, plot_alpha_beta, plot_b
 from course_lib.classroom.plots.ddp import plot_bucket_sizes, plot_overlap
 from course_lib.classroom.plots.flows import plot_flows
 from course_lib.classroom.plots.links import plot_on_links
+from course_lib.classroom.plots.recovery import plot_loss_with_fault, plot_recovery
 from course_lib.classroom.plots.rings import plot_ring_step, plot_ring_steps
 from course_lib.classroom.plots.style import RANK_COLORS, CourseFigure, rank_color, rank_hatch, to_png
 from course_lib.classroom.plots.timeline import plot_trace
@@ -21,8 +22,10 @@ __all__ = [
     "plot_bytes_per_rank",
     "plot_costs",
     "plot_flows",
+    "plot_loss_with_fault",
     "plot_on_links",
     "plot_overlap",
+    "plot_recovery",
     "plot_ring_step",
     "plot_ring_steps",
     "plot_server_load",
