@@ -16,7 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib import RankError, RanksHung, launch
 from course_lib.classroom.models import MLP, DigitsCNN, sample_batches
-from course_lib.parallel.ddp import BucketedDDP, FlatDDP, PerParameterDDP, bf16_compress_hook
+from course_lib.comm.trace import Event
+from course_lib.parallel.ddp import (
+    BucketedDDP,
+    FlatDDP,
+    Overlap,
+    PerParameterDDP,
+    bf16_compress_hook,
+    measure_overlap,
+)
 from course_lib.parallel.ddp.unused import unused_parameters
 from course_lib.plan.partition import chunk_bounds
 from course_lib.plan.traffic import ring_all_reduce_bytes
@@ -560,3 +568,35 @@ def test_torchs_broadcast_of_buffers_is_seen_by_the_report() -> None:
         RanksHung, match="rank 0 called broadcast_coalesced, but rank 1 called all_reduce of 1 x"
     ):
         launch(run, world_size=2, timeout=1.5, show="none")
+
+
+# --- how much was hidden
+
+
+def test_overlap_is_read_from_a_trace_by_hand() -> None:
+    """Backward 0-10 with a wait 8-10; all-reduces 2-5, 4-6 (two at once), 7-10; another before backward."""
+    events = [
+        Event(0, "backward", 0.0, 10.0),
+        Event(0, "wait for gradients", 8.0, 10.0, "wait"),
+        *(Event(0, "all_reduce", start, end, "comm") for start, end in ((2, 5), (4, 6), (7, 10), (-3, -1))),
+        Event(0, "exchange", 0.0, 10.0, "comm"),
+    ]
+    overlap = measure_overlap(events)
+    assert overlap == Overlap(compute_s=8.0, comm_s=7.0, hidden_s=5.0, exposed_s=2.0)
+    assert overlap.share == 5 / 7
+    with pytest.raises(ValueError, match='a span "backward"'):
+        measure_overlap(events[1:])
+    assert measure_overlap(events[:1]).share == 0.0
+
+
+@pytest.mark.parametrize(("rung", "hides"), [(FlatDDP, False), (BucketedDDP, True)])
+def test_only_buckets_hide_anything(ranks, rung: Any, hides: bool) -> None:
+    def run(comm):
+        wrapped = rung(MLP(hidden=190), comm, **({"bucket_cap_mb": 0.05} if hides else {}))
+        inputs, targets = my_part(comm, sample_batches(MLP(hidden=190), 1, 64)[0])
+        loss = F.cross_entropy(wrapped(inputs), targets)
+        with comm.span("backward"):
+            loss.backward()
+
+    overlap = measure_overlap(ranks.run(2, run).trace.rank(0))
+    assert (overlap.hidden_s > 0) is hides and overlap.comm_s > 0

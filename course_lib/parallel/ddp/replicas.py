@@ -58,9 +58,11 @@ def broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root:
     of_dtype: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
         of_dtype[tensor.dtype].append(tensor)
-    for group in of_dtype.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in group])
-        comm.broadcast(flat, root)
+    flats = [torch.cat([tensor.reshape(-1) for tensor in group]) for group in of_dtype.values()]
+    under_way = [comm.broadcast(flat, root, async_op=True) for flat in flats]
+    for group, flat, handle in zip(of_dtype.values(), flats, under_way, strict=True):
+        assert handle is not None
+        handle.wait()
         if comm.rank != root:
             for tensor, values in zip(group, flat.split([t.numel() for t in group]), strict=True):
                 tensor.copy_(values.view(tensor.shape))
