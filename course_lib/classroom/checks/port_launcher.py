@@ -120,9 +120,8 @@ def grade_script(text: str, timeout: float) -> Verdict:
         lines = [line for rank in sorted(result.output) for line in result.output[rank].splitlines()]
         return failed(f"{problem} {_HERE}", lines[: 3 * NUM_EPOCHS])
     said = (
-        "passed: run by torchrun as 2 nodes with 2 + 1 workers, each rank knows its number, its number on "
-        "its node and "
-        f"how many there are; they add up numbers together, and in {NUM_EPOCHS} epochs the samples have "
+        "passed: run by torchrun as 2 nodes with 2 + 1 workers, each rank knows its number, its number on its "
+        f"node and how many there are; they add up numbers together, and in {NUM_EPOCHS} epochs the samples have "
         f"{NUM_EPOCHS} orders"
     )
     return Verdict(passed=True, attempted=True, text=said)
@@ -132,11 +131,9 @@ def explain(text: str, error: LaunchError) -> str:
     """Why the job failed."""
     if isinstance(error, RanksHung):
         return (
-            "it does not end: the workers wait for each other. Each must join with the job's WORLD_SIZE and "
-            "with its own "
-            "RANK, which LOCAL_RANK is on the first node only; init_process_group takes both from the "
-            "environment if you "
-            "give neither"
+            "it does not end: the workers wait for each other. Each must join with the job's WORLD_SIZE and with "
+            "its own RANK, which LOCAL_RANK is on the first node only; init_process_group takes both from the "
+            "environment if you give neither"
         )
     if not isinstance(error, RankError):
         return f"torchrun failed: {clean(str(error))}"
@@ -179,8 +176,7 @@ def _identity(right: Mapping[str, int], lines: list[Line]) -> str:
     if [line.epoch for line in lines] != list(range(NUM_EPOCHS)):
         return (
             f"rank {rank} printed {plural(len(lines), 'line')}, though the script was started with --epochs "
-            f"{NUM_EPOCHS}: "
-            "keep this argument, and one line for each epoch"
+            f"{NUM_EPOCHS}: keep this argument, and one line for each epoch"
         )
     line = lines[0]
     if line.rank != str(rank):
@@ -188,9 +184,8 @@ def _identity(right: Mapping[str, int], lines: list[Line]) -> str:
         return f"rank {rank} takes itself for rank {line.rank}{why}"
     if line.world_size != str(world):
         return (
-            f"rank {rank} takes {line.world_size} for the number of all ranks, which is {world}: is it "
-            "written into the "
-            "script? ask dist.get_world_size()"
+            f"rank {rank} takes {line.world_size} for the number of all ranks, which is {world}: is it written "
+            "into the script? ask dist.get_world_size()"
         )
     if line.local_rank != str(local):
         why = (
@@ -212,13 +207,14 @@ def _samples(lines: Mapping[int, list[Line]]) -> str:
         if sorted(sum(dealt, ())) != list(range(NUM_SAMPLES)):
             return (
                 f"the ranks train on {sum(map(len, dealt))} samples in epoch {epoch}, where each of the "
-                f"{NUM_SAMPLES} has to "
-                "come once: the sampler must know the rank and the number of ranks of this job"
+                f"{NUM_SAMPLES} has to come once: the sampler must know the rank and the number of ranks of this "
+                "job"
             )
         if {lines[rank][epoch].total for rank in range(world)} != {sum(range(NUM_SAMPLES))}:
             return (
                 f"the sum over the ranks is {lines[0][epoch].total} on rank 0, and should be "
-                f"{sum(range(NUM_SAMPLES))}, everywhere: all ranks of both nodes have to add up in one process group"
+                f"{sum(range(NUM_SAMPLES))}, everywhere: all ranks of both nodes have to add up in one process "
+                "group"
             )
     orders = {tuple(lines[rank][epoch].samples for rank in range(world)) for epoch in range(NUM_EPOCHS)}
     if len(orders) == 1:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from course_lib.classroom.checks.endings import clean
+from course_lib.classroom.checks.resumable_run import NUM_EPOCHS
 from course_lib.classroom.checks.verdict import joined
 from course_lib.runtime.errors import RankError
 
-NUM_EPOCHS = 6
 POWER_CUT = (
-    ". (One thing that killing a process cannot show: without os.fsync before the renaming, a power cut may "
-    "leave an empty "
-    "file.)"
+    ". (One thing that killing a process cannot show: without os.fsync before the renaming, a power cut may leave "
+    "an empty file.)"
 )
 _KILLS = (-signal.SIGKILL, -signal.SIGXFSZ)
 
@@ -79,9 +78,8 @@ def undisturbed(truth: list[State], start: Start) -> str:
         return f"undisturbed, it trained {_epochs(start.epochs)}; expected each of 0 to {NUM_EPOCHS - 1} once, in order"
     if start.states[-1].model != truth[-1].model:
         return (
-            "undisturbed, it ends with other parameters than the same epochs without saving: saving must "
-            "change nothing, "
-            "neither the model nor the optimizer nor the random numbers"
+            "undisturbed, it ends with other parameters than the same epochs without saving: saving must change "
+            "nothing, neither the model nor the optimizer nor the random numbers"
         )
     if not start.files:
         return "right epochs, but nothing was saved: there is no file beside `path` that a next start could go on from"
@@ -113,9 +111,8 @@ def _too_early(truth: list[State], first: int, state: State, least: int) -> str:
     if state.model == truth[least].model:
         which = "a saved epoch" if first == least - 1 else "epochs"
         return (
-            f"it repeats {which}: it trains epoch {first} with the parameters that epoch {least - 1} had "
-            "left; the snapshot "
-            "must say which epoch comes next"
+            f"it repeats {which}: it trains epoch {first} with the parameters that epoch {least - 1} had left; the "
+            "snapshot must say which epoch comes next"
         )
     return f"it goes back to epoch {first}, though epoch {least - 1} was over: save after every epoch"
 
@@ -124,9 +121,8 @@ def _too_late(first: int, most: int) -> str:
     if first <= most:
         return ""
     return (
-        f"it goes on with epoch {first}, though epoch {most} was never finished: save which epoch comes next "
-        "when one is "
-        "over"
+        f"it goes on with epoch {first}, though epoch {most} was never finished: save which epoch comes next when "
+        "one is over"
     )
 
 
@@ -141,9 +137,8 @@ def _other_state(truth: list[State], first: int, state: State) -> str:
         return f"{where} the optimizer {how}: save optimizer.state_dict(), too, and load it"
     if state.rng != right.rng:
         return (
-            f"{where} not the right random numbers, so dropout drops other values than in the run that was "
-            "not killed: save "
-            "torch.get_rng_state(), and set it again as the last thing before training"
+            f"{where} not the right random numbers, so dropout drops other values than in the run that was not "
+            "killed: save torch.get_rng_state(), and set it again as the last thing before training"
         )
     return ""
 
@@ -169,8 +164,8 @@ def resumed_after_save(truth: list[State], start: Start, cut: bool, epoch: int) 
         why = "a file that a killed start has left behind is in the way: write over it"
     elif cut:
         why = (
-            "not atomic: the half-written file stands where the whole one stood. Write to another name in the same "
-            "directory, then os.replace(other, path), which happens or does not"
+            "not atomic: the half-written file stands where the whole one stood. Write to another name in the "
+            "same directory, then os.replace(other, path), which happens or does not"
         )
     else:
         why = (

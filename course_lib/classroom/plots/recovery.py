@@ -25,6 +25,16 @@ _LOOKS = {  # kind -> colour, hatch
 _MORE_LOOKS = ((style.RANK_COLORS[7], ".."), (style.RANK_COLORS[4], "--"), (style.RANK_COLORS[6], "++"))
 _FAULT = style.RANK_COLORS[6]
 _TRAINING = "training"
+_CURVES: list[dict[str, Any]] = [
+    {
+        "color": style.RANK_COLORS[3],
+        "linewidth": 6.0,
+        "solid_capstyle": "round",
+    },  # broad, to be seen below the next
+    {"color": style.RANK_COLORS[0], "linewidth": 1.6},
+    {"color": style.RANK_COLORS[4], "linewidth": 1.6, "linestyle": "--"},
+    {"color": style.RANK_COLORS[2], "linewidth": 1.6, "linestyle": ":"},
+]
 
 
 @style.styled
@@ -162,18 +172,8 @@ def plot_loss_with_fault(
     _check_losses(curves, fault_step, resumed_step)
     figure = style.new_figure(8.8, 4.4)
     axes = figure.add_subplot()
-    looks: list[dict[str, Any]] = [
-        {
-            "color": style.RANK_COLORS[3],
-            "linewidth": 6.0,
-            "solid_capstyle": "round",
-        },  # broad, to be seen below the next
-        {"color": style.RANK_COLORS[0], "linewidth": 1.6},
-        {"color": style.RANK_COLORS[4], "linewidth": 1.6, "linestyle": "--"},
-        {"color": style.RANK_COLORS[2], "linewidth": 1.6, "linestyle": ":"},
-    ]
     for number, (name, values) in enumerate(curves.items()):
-        axes.plot(range(len(values)), values, label=name, **looks[min(number, len(looks) - 1)])
+        axes.plot(range(len(values)), values, label=name, **_CURVES[min(number, len(_CURVES) - 1)])
     lost = fault_step - resumed_step
     if lost:
         label = f"{lost} step{'s' if lost > 1 else ''} lost, and trained again"
