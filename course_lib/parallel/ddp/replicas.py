@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -51,21 +50,19 @@ def broadcast_text(comm: Communicator, text: str) -> str:
 
 @torch.no_grad()
 def broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
-    """Rank `root`'s values in every rank's `tensors`, in place; one broadcast for each dtype.
+    """Rank `root`'s values in every rank's `tensors`, in place: all bytes, whatever their dtype, in one broadcast.
 
     A model has many small tensors, and a message costs its fixed time however small it is.
     """
-    of_dtype: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        of_dtype[tensor.dtype].append(tensor)
-    flats = [torch.cat([tensor.reshape(-1) for tensor in group]) for group in of_dtype.values()]
-    under_way = [comm.broadcast(flat, root, async_op=True) for flat in flats]
-    for group, flat, handle in zip(of_dtype.values(), flats, under_way, strict=True):
-        assert handle is not None
-        handle.wait()
-        if comm.rank != root:
-            for tensor, values in zip(group, flat.split([t.numel() for t in group]), strict=True):
-                tensor.copy_(values.view(tensor.shape))
+    # The widest numbers first, so that each tensor begins at a multiple of its item's size.
+    tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
+    if not tensors:
+        return
+    flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    comm.broadcast(flat, root)
+    if comm.rank != root:
+        for tensor, values in zip(tensors, flat.split([t.nbytes for t in tensors]), strict=True):
+            tensor.copy_(values.view(tensor.dtype).view(tensor.shape))
 
 
 class Unchanged:
