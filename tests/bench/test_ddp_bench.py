@@ -25,6 +25,11 @@ def test_rows(small: None) -> None:
 
 @pytest.mark.hosts
 def test_what_is_hidden_on_links(small: None) -> None:
-    (one,) = ddp.on_links()
-    assert one["case"].startswith("GPT, step at 400Mbit") and one["equal"]
-    assert 0 <= one["hidden_share"] <= 1
+    step, fsdp2 = ddp.on_links()
+    assert step["case"].startswith("GPT, step at 400Mbit") and step["equal"]
+    assert 0 <= step["hidden_share"] <= 1
+    assert (
+        fsdp2["case"].startswith("GPT, FSDP2 at 400Mbit")
+        and fsdp2["equal"]
+        and fsdp2["ours"] == "on our ring"
+    )
