@@ -190,7 +190,7 @@ def plot_loss_with_fault(
         axes.set_ylim(bottom=0)
     axes.grid(True)
     axes.set_axisbelow(True)
-    axes.legend(loc="upper right")
+    axes.legend(loc="lower left")
     style.heading(figure, title or _loss_finding(curves, fault_step))
     return figure
 
