@@ -6,6 +6,7 @@ PIP_ARGS ?=
 PORT ?= 8888
 LAB_ARGS ?=
 TEST_ARGS ?=
+TEST_JOBS ?= 2
 NB ?=
 BENCH ?=
 
@@ -41,8 +42,14 @@ lab: $(INSTALLED)
 	exec $(VENV_PYTHON) -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.port=$(PORT) \
 	  --LabApp.default_url=/lab/tree/notebooks $$flags $(LAB_ARGS)
 
+# Without TEST_ARGS everything, in two parts: files side by side, then what needs the machine for itself.
 test: $(INSTALLED)
+ifeq ($(strip $(TEST_ARGS)),)
+	@$(VENV_PYTHON) -m pytest -n $(TEST_JOBS) --dist loadfile -m 'not alone' tests
+	@$(VENV_PYTHON) -m pytest -m alone
+else
 	@$(VENV_PYTHON) -m pytest $(TEST_ARGS)
+endif
 
 check: $(INSTALLED)
 	$(VENV_PYTHON) -m ruff check .

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import matplotlib
+import nbval.plugin
 import pytest
 
 from course_lib import Pool, RankResults
@@ -43,6 +44,15 @@ def ranks():
     ranks = Ranks()
     yield ranks
     ranks.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Chapters, links and browsers run one at a time, after the rest, which `make test` runs two files at a time."""
+    for item in items:
+        if isinstance(item, nbval.plugin.IPyNbCell) or any(
+            map(item.get_closest_marker, ("hosts", "browser"))
+        ):
+            item.add_marker("alone")
 
 
 @pytest.fixture

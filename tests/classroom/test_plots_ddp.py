@@ -40,6 +40,11 @@ def test_the_best_bucket_is_named() -> None:
     assert axes.lines[0].get_xdata().tolist() == [0.25, 1, 25] and "MiB" in axes.get_xlabel()
 
 
+def test_links_that_are_paced_in_software_are_said_to_be() -> None:
+    figures = plot_overlap({"flat": step(2.0)}, label="paced"), plot_bucket_sizes([(1, 0.5)], label="paced")
+    assert all(figure.get_suptitle().endswith("(paced)") for figure in figures)
+
+
 def test_nothing_to_draw() -> None:
     with pytest.raises(ValueError, match="at least one name with events"):
         plot_overlap({"flat": []})

@@ -835,3 +835,20 @@ def test_on_hosts_paced_in_software():
         results = launch(on_links, world_size=2, backend="ring", hosts=hosts, show="none")
         assert_close(results[0][0], alone())
         assert results[0][2] > 0.8 * 1e6 / hosts.bytes_per_s
+
+
+def test_a_collective_asked_for_by_a_callback_of_another() -> None:
+    """As torch's PowerSGD hook does: the group's only thread runs the callback, and must not wait for itself."""
+
+    def run(comm):
+        first, second = torch.ones(3), torch.full((2,), comm.rank + 1.0)
+
+        def then(_):
+            dist.all_reduce(second)
+            return second
+
+        dist.all_reduce(first, async_op=True).get_future().then(then).wait()
+        return first.tolist(), second.tolist()
+
+    for first, second in launch(run, world_size=2, backend="ring", timeout=5, show="none"):
+        assert first == [2.0] * 3 and second == [3.0] * 2

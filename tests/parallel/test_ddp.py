@@ -4,8 +4,10 @@ what it sends, when, what it does with unusual models, and what it says when som
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from course_lib.parallel.ddp import (
     PerParameterDDP,
     bf16_compress_hook,
     measure_overlap,
+    weighted_loss,
 )
 from course_lib.parallel.ddp.unused import unused_parameters
 from course_lib.plan.partition import chunk_bounds
@@ -539,7 +542,7 @@ def test_the_lower_rungs_say_the_same(rung: Any, mistake: Callable) -> None:
 
 @pytest.mark.parametrize("options", [{"bucket_cap_mb": 0}, {"first_bucket_mb": -1.0}])
 def test_caps(options: dict[str, float]) -> None:
-    with pytest.raises(RankError, match="_mb: expected more than 0 MiB, got"):
+    with pytest.raises(RankError, match="_mb: expected a number of MiB above 0, got"):
         launch(lambda comm: BucketedDDP(MLP(), comm, **options), world_size=1, show="none")
 
 
@@ -600,3 +603,165 @@ def test_only_buckets_hide_anything(ranks, rung: Any, hides: bool) -> None:
 
     overlap = measure_overlap(ranks.run(2, run).trace.rank(0))
     assert (overlap.hidden_s > 0) is hides and overlap.comm_s > 0
+
+
+# --- what a reader tried
+
+
+def test_a_look_inside_no_sync_leaves_an_earlier_forward_averaged(ranks) -> None:
+    def run(comm):
+        model = nn.Linear(6, 2)
+        nn.init.ones_(model.weight)
+        wrapped = BucketedDDP(model, comm)
+        inputs = torch.full((4, 6), comm.rank + 1.0)
+        loss = wrapped(inputs).sum()
+        with wrapped.no_sync():
+            wrapped(inputs)
+        loss.backward()
+        return model.weight.grad[0, 0].item()
+
+    assert ranks.run(2, run) == [6.0, 6.0]
+
+
+def after_no_sync_past_the_wrapper(comm, rung):
+    wrapped = rung(MLP(), comm)
+    with wrapped.no_sync():
+        train_once(wrapped)
+    train_once(wrapped.module)
+
+
+def backward_that_raised(comm, rung):
+    wrapped = rung(MLP(), comm)
+    wrapped.module.second.bias.register_hook(lambda gradient: gradient[99])
+    try:
+        train_once(wrapped)
+    except IndexError:
+        train_once(wrapped)
+
+
+def shared_by_two(comm, rung):
+    shared = nn.Linear(6, 8)
+    first = rung(nn.Sequential(shared, nn.Linear(8, 2)), comm)
+    return first, rung(nn.Sequential(shared, nn.Linear(8, 3)), comm)
+
+
+def other_strides(comm, rung):
+    model = nn.Linear(4, 6)
+    if comm.rank == 1:
+        model.weight = nn.Parameter(model.weight.detach().t().contiguous().t())
+    rung(model, comm)
+
+
+def graph_of_the_graph(comm, rung):
+    wrapped = rung(MLP(), comm)
+    F.cross_entropy(wrapped(BATCH[0]), BATCH[1]).backward(create_graph=True)
+
+
+def sparse(comm, rung):
+    wrapped = rung(nn.Embedding(5, 3, sparse=True), comm)
+    wrapped(torch.tensor([1, 2])).sum().backward()
+
+
+def another_buffer(comm, rung):
+    wrapped = rung(DigitsCNN(3, batch_norm=True), comm)
+    wrapped.module.features[1].running_mean = torch.zeros(4)
+    wrapped(torch.zeros(2, 1, 8, 8))
+
+
+def old_wrapper(comm, rung):
+    model = MLP()
+    wrapped, _ = rung(model, comm), rung(model, comm)
+    train_once(wrapped)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (
+            after_no_sync_past_the_wrapper,
+            "a gradient of head.bias came that no forward of the wrapper belongs to",
+        ),
+        (backward_that_raised, "RuntimeError: rank .: the last backward did not end"),
+        (shared_by_two, "0.weight is averaged by another wrapper already"),
+        (lambda comm, rung: rung(rung(MLP(), comm), comm), "BucketedDDP in it averages already"),
+        (other_strides, r"rank 1: .*strides \[1, 6\]' where rank 0 has"),
+        (graph_of_the_graph, "NotImplementedError: rank .: backward.create_graph=True."),
+        (sparse, "NotImplementedError: rank .: the gradient of weight is sparse"),
+        (another_buffer, "the model changed after it was wrapped: buffer features.1.running_mean is another"),
+        (old_wrapper, "the module has been wrapped again since; use the new wrapper"),
+        (lambda comm, rung: rung(MLP(), comm.group), "TypeError: comm: expected this rank's Communicator"),
+        (lambda comm, rung: rung(nn.ReLU(), comm), "there is none to train"),
+        (lambda comm, rung: rung(MLP(), comm, comm_hook=3), "comm_hook: expected a function"),
+        (
+            lambda comm, rung: train_once(rung(MLP(), comm, comm_hook=lambda c, f: None)),
+            "something with wait",
+        ),
+        (lambda comm, rung: copy.deepcopy(rung(MLP(), comm)), "TypeError: a wrapped model cannot be copied"),
+    ],
+)
+def test_these_are_refused(mistake: Callable, message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        launch(mistake, BucketedDDP, world_size=2, timeout=10, show="none")
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_wrapping_again_replaces_the_wrapper(ranks, rung: Any) -> None:
+    def run(comm):
+        model = MLP().double()
+        rung(model, comm)
+        model.first.requires_grad_(False)
+        return gradients(one_backward(comm, rung, model))
+
+    model = MLP().double()
+    model.first.requires_grad_(False)
+    wanted = whole_batch_gradients(model)
+    for got in ranks.run(2, run):
+        assert_equal(got, wanted)
+
+
+@pytest.mark.parametrize("rung", [*RUNGS, "torch"])
+def test_two_forwards_of_a_net_with_buffers_and_one_backward(ranks, rung: Any) -> None:
+    """The discriminator of a GAN. A buffer that is copied to in between must not spoil the first forward."""
+
+    def run(comm):
+        model = DigitsCNN(3, batch_norm=True).double()
+        wrapped = DistributedDataParallel(model) if rung == "torch" else rung(model, comm)
+        real, fake = (sample_batches(model, 2, 4, dtype=torch.float64)[i][0] for i in range(2))
+        (wrapped(real).pow(2).sum() + wrapped(fake).sum()).backward()
+        return gradients(model)
+
+    first, second = ranks.run(2, run)
+    assert_equal(first, second)
+
+
+def test_outputs_in_a_dataclass() -> None:
+    layer = nn.Linear(2, 2)
+    assert unused_parameters(Outputs(layer(torch.ones(1, 2)), "x"), layer.parameters()) == []
+
+
+@dataclass
+class Outputs:
+    logits: torch.Tensor
+    name: str
+
+
+@pytest.mark.parametrize("count", [1.5, -1, True, "3", torch.tensor(1.5)])
+def test_counts_that_are_none(count: Any) -> None:
+    with pytest.raises(RankError, match="TypeError: rank 0: count: expected a number of samples"):
+        launch(weighted_loss, torch.tensor(1.0), count, world_size=1, show="none")
+
+
+def test_losses_that_have_not_been_added_up() -> None:
+    with pytest.raises(RankError, match=r"loss_sum: expected a scalar.*got \(3,\)"):
+        launch(weighted_loss, torch.ones(3), 3, world_size=1, show="none")
+
+
+def test_a_wrapped_models_module_and_parameters_can_be_pickled(ranks) -> None:
+    """Results of ranks are: no wrapper must hang on them."""
+
+    def run(comm):
+        wrapped = one_backward(comm, BucketedDDP, MLP())
+        return wrapped.module, wrapped.module.first.weight
+
+    module, weight = ranks.run(2, run)[0]
+    assert torch.equal(module.first.weight, weight)

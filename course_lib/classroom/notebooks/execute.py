@@ -68,7 +68,9 @@ def execute(notebook: NotebookNode, directory: Path, timeout_s: float = CELL_TIM
         resources={"metadata": {"path": str(directory)}},
     )
     client.reset_execution_trackers()
-    with client.setup_kernel(env=kernel_env()):
+    with client.setup_kernel(
+        env=kernel_env(), cleanup_kc=True
+    ):  # it would not end a kernel of a manager it was given
         number = 0
         for index, cell in enumerate(notebook.cells):
             if cell.cell_type != "code":

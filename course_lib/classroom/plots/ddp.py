@@ -21,11 +21,14 @@ _LOOKS = {  # kind -> colour, hatch, strip (0: the rank's own work, 1: the wire)
 
 
 @style.styled
-def plot_overlap(steps: Mapping[str, Sequence[TraceEvent]], *, title: str | None = None) -> Figure:
+def plot_overlap(
+    steps: Mapping[str, Sequence[TraceEvent]], *, label: str = "", title: str | None = None
+) -> Figure:
     """One training step of one rank, once for each way of averaging: its work above, its all-reduces below.
 
     steps: name -> the events of one step, spans "forward", "backward", "update", a wait ("wait for gradients") and
-    the all-reduces. Every step begins at 0, so the ends compare. Raises ValueError without events.
+    the all-reduces. Every step begins at 0, so the ends compare. label: what the title must say of the links. Raises
+    ValueError without events.
     """
     if not steps or not all(steps.values()):
         raise ValueError("steps: expected at least one name with events of a step")
@@ -54,7 +57,9 @@ def plot_overlap(steps: Mapping[str, Sequence[TraceEvent]], *, title: str | None
         for kind, (c, hatch, _) in _LOOKS.items()
     ]
     figure.legend(handles=keys, loc="outside lower right", ncols=len(keys))
-    style.heading(figure, title or _overlap_finding(dict(zip(steps, ends, strict=True))))
+    style.heading(
+        figure, (title or _overlap_finding(dict(zip(steps, ends, strict=True)))) + _in_brackets(label)
+    )
     return figure
 
 
@@ -71,11 +76,15 @@ def _overlap_finding(seconds: Mapping[str, float]) -> str:
 
 @style.styled
 def plot_bucket_sizes(
-    points: Sequence[tuple[float, float]], flat_s: float | None = None, *, title: str | None = None
+    points: Sequence[tuple[float, float]],
+    flat_s: float | None = None,
+    *,
+    label: str = "",
+    title: str | None = None,
 ) -> Figure:
     """Seconds of a step over the size of the buckets. points: (bucket_cap_mb, seconds). flat_s: with one flat buffer.
 
-    Raises ValueError without points.
+    label: what the title must say of the links. Raises ValueError without points.
     """
     if not points:
         raise ValueError("points: expected at least one (bucket_cap_mb, seconds)")
@@ -103,5 +112,9 @@ def plot_bucket_sizes(
         if len(points) > 1 and sizes[-1] != best[0]
         else ""
     )
-    style.heading(figure, title or found + worst)
+    style.heading(figure, (title or found + worst) + _in_brackets(label))
     return figure
+
+
+def _in_brackets(label: str) -> str:
+    return f" ({label})" if label else ""

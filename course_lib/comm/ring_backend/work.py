@@ -126,8 +126,12 @@ class _Line:
         self._counting, self._turn = threading.Lock(), threading.Lock()
         self._num_left = 0  # handed and not done
         self._failed: BaseException | None = None
+        self._doing: int | None = None  # the thread that does a work now
 
     def hand(self, work: RingWork, now: bool) -> None:
+        if self._doing == threading.get_ident():  # asked for by a callback of the work that just ended
+            self._run(work)
+            return
         with self._counting:
             now = now and self._num_left == 0
             self._num_left += 1
@@ -145,8 +149,13 @@ class _Line:
             del work  # or its outputs would live until the next one comes
 
     def _do(self, work: RingWork) -> None:
-        work.run(self._failed)
-        self._failed = self._failed or work.error
+        self._doing = threading.get_ident()
+        self._run(work)
+        self._doing = None
         with self._counting:
             self._num_left -= 1
         self._turn.release()
+
+    def _run(self, work: RingWork) -> None:
+        work.run(self._failed)
+        self._failed = self._failed or work.error

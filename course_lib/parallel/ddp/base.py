@@ -21,17 +21,19 @@ from torch import nn
 from torch.autograd import Variable
 
 from course_lib.comm.communicator import Communicator
+from course_lib.parallel.ddp.checks import check_gradient, check_wrapping
 from course_lib.parallel.ddp.join import Join
 from course_lib.parallel.ddp.overlap import WAIT
 from course_lib.parallel.ddp.replicas import Unchanged, broadcast_tensors, check_same_model
 from course_lib.parallel.ddp.unused import unused_parameters
+from course_lib.parallel.ddp.wrapping import Hooks
 
 
 class State(Enum):
-    CLOSED = "no backward is due"
+    CLOSED = "no backward to be averaged is due"
     OPEN = "a forward has run; its backward has not begun"
-    RUNNING = "backward runs"
-    LOCAL = "the last forward was inside no_sync: gradients stay this rank's own"
+    RUNNING = "its backward runs"
+    LOCAL = "the backward of a forward inside no_sync runs: gradients stay this rank's own"
 
 
 class DDP(nn.Module):
@@ -63,26 +65,22 @@ class DDP(nn.Module):
         broadcast_buffers: bool = True,
     ) -> None:
         super().__init__()
-        if not isinstance(module, nn.Module):
-            raise TypeError(
-                f"rank {comm.global_rank}: module: expected an nn.Module, got {type(module).__name__}"
-            )
+        check_wrapping(module, comm)
         check_same_model(comm, module)
         self.module, self.comm = module, comm
         self.find_unused_parameters, self.broadcast_buffers = find_unused_parameters, broadcast_buffers
         self._names = {p: name for name, p in module.named_parameters() if p.requires_grad}
         self.parameters_trained = list(self._names)
-        self._check_parameters()
         broadcast_tensors(comm, [*module.parameters(), *module.buffers()])
         self.num_contributing = comm.world_size  # the divisor of the mean; `join` can make it smaller
         self._sync, self._state = True, State.CLOSED
+        self._num_local = 0  # forwards inside no_sync whose backwards have not begun
         self._join: Join | None = None
         self._waiting_for: set[nn.Parameter] = set()  # gradients that have not come in this backward
         self._unused: list[nn.Parameter] = []
         self._without_gradient: list[nn.Parameter] = []
         self._unchanged = Unchanged(module)
-        for parameter in self.parameters_trained:
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        self._hooks = Hooks(self)
 
     # --- what a rung adds
 
@@ -103,17 +101,19 @@ class DDP(nn.Module):
     # --- forward
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        self._unchanged.check(self.comm.global_rank)
+        self._check_ready()
         training = torch.is_grad_enabled()
         if training and self._sync:
             root = self._join.announce() if self._join else 0
             if self.broadcast_buffers and self.training:
                 broadcast_tensors(self.comm, self.module.buffers(), root)
         outputs = self.module(*inputs, **kwargs)
-        if training:
-            self._state = State.OPEN if self._sync else State.LOCAL
-            find = self.find_unused_parameters and self._sync
+        if training and self._sync:
+            self._state, self._num_local = State.OPEN, 0
+            find = self.find_unused_parameters
             self._unused = unused_parameters(outputs, self.parameters_trained) if find else []
+        elif training:
+            self._num_local += 1
         return outputs
 
     @contextmanager
@@ -136,8 +136,13 @@ class DDP(nn.Module):
     # --- backward
 
     @torch.no_grad()
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
+    def on_gradient(self, parameter: nn.Parameter) -> None:
+        """Called by autograd when `parameter.grad` is complete."""
         if self._state is State.LOCAL:
+            return
+        if self._state is State.CLOSED and self._num_local:
+            self._num_local, self._state = self._num_local - 1, State.LOCAL
+            Variable._execution_engine.queue_callback(self._on_local_end)
             return
         if self._state is State.OPEN:
             self._begin()
@@ -148,8 +153,12 @@ class DDP(nn.Module):
                 "forward run on model.module? Call the wrapper once for each backward; to add up gradients on each "
                 "rank by itself, put forward and backward inside `with model.no_sync():`"
             )
+        check_gradient(self.comm, self._names[parameter], parameter)
         self._waiting_for.discard(parameter)
         self.gradient_ready(parameter)
+
+    def _on_local_end(self) -> None:
+        self._state = State.CLOSED
 
     def _begin(self) -> None:
         self._state = State.RUNNING
@@ -168,7 +177,8 @@ class DDP(nn.Module):
             raise RuntimeError(
                 f"rank {self.comm.global_rank}: backward gave no gradient to {', '.join(missing[:5])}"
                 f"{' …' if len(missing) > 5 else ''}: forward left it out, or its result does not reach the loss. "
-                "Other ranks may wait for it. If that is meant, wrap the model with find_unused_parameters=True"
+                "Other ranks may wait for it. If that is meant, wrap the model with find_unused_parameters=True. (With "
+                "torch.utils.checkpoint, give it use_reentrant=False)"
             )
         with self.comm.span(WAIT, "wait"):
             self.average_gradients()
@@ -206,19 +216,19 @@ class DDP(nn.Module):
             state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
-    def _check_parameters(self) -> None:
-        rank, device = self.comm.global_rank, self.comm.device
-        if not self.parameters_trained:
-            raise ValueError(
-                f"rank {rank}: module: expected a parameter with requires_grad=True; there is none to train"
+    def _check_ready(self) -> None:
+        rank = self.comm.global_rank
+        if not self._hooks.active:
+            raise RuntimeError(f"rank {rank}: the module has been wrapped again since; use the new wrapper")
+        if self._state is State.RUNNING:
+            raise RuntimeError(
+                f"rank {rank}: the last backward did not end, since something in it raised. Sums of its gradients may "
+                "be under way, on other ranks too. Let the error end the program, or wrap the module again on all ranks"
             )
-        for name, parameter in self.module.named_parameters():
-            if nn.parameter.is_lazy(parameter):
-                raise ValueError(
-                    f"rank {rank}: module: {name} has no shape yet; run one batch through it first"
-                )
-            if parameter.device.type != device.type:
-                raise ValueError(
-                    f"rank {rank}: module: expected its parameters on {device}, this rank's device, but {name} is on "
-                    f"{parameter.device}; call module.to(comm.device) before you wrap it"
-                )
+        self._unchanged.check(rank)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a wrapped model cannot be copied or pickled: it belongs to this process's group of ranks. Copy or save "
+            "model.module, or model.state_dict()"
+        )

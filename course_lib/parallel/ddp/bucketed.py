@@ -62,8 +62,10 @@ class BucketedDDP(DDP):
         **options: Any,
     ) -> None:
         for name, value in (("bucket_cap_mb", bucket_cap_mb), ("first_bucket_mb", first_bucket_mb)):
-            if not value > 0:
-                raise ValueError(f"{name}: expected more than 0 MiB, got {value}")
+            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ValueError(f"{name}: expected a number of MiB above 0, got {value!r}")
+        if comm_hook is not None and not callable(comm_hook):
+            raise TypeError(f"comm_hook: expected a function of (comm, flat) or None, got {comm_hook!r:.60}")
         super().__init__(module, comm, **options)
         self.comm_hook = comm_hook or all_reduce_hook
         ready_order = self.parameters_trained[::-1]
@@ -94,6 +96,11 @@ class BucketedDDP(DDP):
         while self._num_launched < len(self.buckets) and not self.buckets[self._num_launched].num_missing:
             bucket = self.buckets[self._num_launched]
             bucket.sum = self.comm_hook(self.comm, bucket.flat)
+            if not hasattr(bucket.sum, "wait"):
+                raise TypeError(
+                    f"rank {self.comm.global_rank}: comm_hook: expected it to return something with wait(), after "
+                    f"which the sum stands in the bucket; got {bucket.sum!r:.60}"
+                )
             self._num_launched += 1
 
     def average_gradients(self) -> None:

@@ -28,6 +28,8 @@ class Join:
         same in every step. False: divided by the number of ranks that still have data, as if the others had never
         been there.
 
+    One model at a time, and one forward for each backward: what a rank without data answers is one step.
+
     `num_active`: how many ranks had a batch in the last step.
     """
 

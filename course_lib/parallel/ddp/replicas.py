@@ -13,10 +13,14 @@ from course_lib.comm.communicator import Communicator
 def describe_model(module: nn.Module) -> list[str]:
     """A line for each parameter and buffer: name, shape, dtype, whether it is trained."""
     lines = [
-        f"{name}: {list(p.shape)} {p.dtype}{'' if p.requires_grad else ', frozen'}"
+        f"{name}: {list(p.shape)} {p.dtype}{_layout(p)}{'' if p.requires_grad else ', frozen'}"
         for name, p in module.named_parameters()
     ]
     return lines + [f"{name}: buffer {list(b.shape)} {b.dtype}" for name, b in module.named_buffers()]
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    return "" if tensor.is_contiguous() else f", strides {list(tensor.stride())}"
 
 
 def check_same_model(comm: Communicator, module: nn.Module) -> None:
@@ -58,11 +62,12 @@ def broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root:
     tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
     if not tensors:
         return
-    flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    flat = torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
     comm.broadcast(flat, root)
     if comm.rank != root:
         for tensor, values in zip(tensors, flat.split([t.nbytes for t in tensors]), strict=True):
-            tensor.copy_(values.view(tensor.dtype).view(tensor.shape))
+            # Through .data: autograd may have kept a buffer for the backward of an earlier forward, and would refuse.
+            tensor.data.copy_(values.view(tensor.dtype).view(tensor.shape))
 
 
 class Unchanged:
@@ -77,8 +82,9 @@ class Unchanged:
 
     @staticmethod
     def _now(module: nn.Module) -> dict[str, tuple]:
-        trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
-        return {name: (p, p.shape, p.dtype) for name, p in trained}
+        now = {name: (p, p.shape, p.dtype) for name, p in module.named_parameters() if p.requires_grad}
+        # A buffer may be another tensor in each forward, but not one of another shape.
+        return now | {f"buffer {name}": (None, b.shape, b.dtype) for name, b in module.named_buffers()}
 
     def check(self, rank: int) -> None:
         """Raises RuntimeError naming the first parameter that came, went, or is another one now."""

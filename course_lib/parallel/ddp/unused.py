@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -30,9 +31,12 @@ def unused_parameters(outputs: Any, parameters: Iterable[nn.Parameter]) -> list[
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a tensor, or in tuples, lists and dicts to any depth."""
+    """The tensors in a tensor, or in tuples, lists, dicts and dataclasses to any depth."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple | list | dict):
         for part in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(part)
+    elif is_dataclass(value):
+        for part in fields(value):
+            yield from tensors_in(getattr(value, part.name))

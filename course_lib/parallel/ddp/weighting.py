@@ -11,6 +11,8 @@ tokens that count are the samples.
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 
 from course_lib.comm.communicator import Communicator
@@ -24,8 +26,17 @@ def weighted_loss(comm: Communicator, loss_sum: torch.Tensor, count: int) -> tor
         add up over several backwards, give each the count of the whole step.
 
     The mean of the returned values over the ranks is the mean loss of all samples. Blocking: one all-reduce of one
-    integer, on every rank, also on one with nothing to train on.
+    integer, on every rank, also on one with nothing to train on. Raises TypeError or ValueError for a count that is no
+    number of samples, and for losses that have not been added up.
     """
+    rank = comm.global_rank
+    if isinstance(count, torch.Tensor) and count.numel() == 1 and not count.is_floating_point():
+        count = int(count)
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < 0:
+        raise TypeError(f"rank {rank}: count: expected a number of samples, 0 or more, got {count!r}")
+    if not isinstance(loss_sum, torch.Tensor) or loss_sum.dim() != 0:
+        got = tuple(loss_sum.shape) if isinstance(loss_sum, torch.Tensor) else type(loss_sum).__name__
+        raise ValueError(f'rank {rank}: loss_sum: expected a scalar, as reduction="sum" gives it, got {got}')
     total = torch.as_tensor(count, dtype=torch.int64, device=comm.device).clone()
     comm.all_reduce(total)
     return loss_sum * comm.world_size / total.clamp(min=1)

@@ -1,0 +1,54 @@
+"""What a wrapper can take, and what is said about the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib.comm.communicator import Communicator
+
+
+def check_wrapping(module: Any, comm: Any) -> None:
+    """Whether `module` can be wrapped on this rank. Raises TypeError or ValueError."""
+    if not isinstance(comm, Communicator):
+        raise TypeError(f"comm: expected this rank's Communicator, got {type(comm).__name__}")
+    rank, device = comm.global_rank, comm.device
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"rank {rank}: module: expected an nn.Module, got {type(module).__name__}")
+    for part in module.modules():
+        if isinstance(part, DistributedDataParallel) or hasattr(part, "parameters_trained"):
+            raise ValueError(
+                f"rank {rank}: module: expected a plain module; {type(part).__name__} in it averages already"
+            )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ValueError(
+            f"rank {rank}: module: expected a parameter with requires_grad=True; there is none to train"
+        )
+    for name, parameter in module.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(f"rank {rank}: module: {name} has no shape yet; run one batch through it first")
+        if parameter.device.type != device.type:
+            raise ValueError(
+                f"rank {rank}: module: expected its parameters on {device}, this rank's device, but {name} is on "
+                f"{parameter.device}; call module.to(comm.device) before you wrap it"
+            )
+
+
+def check_gradient(comm: Communicator, name: str, parameter: nn.Parameter) -> None:
+    """Whether the gradient that has just come can be averaged. Raises NotImplementedError."""
+    gradient = parameter.grad
+    if gradient is None:
+        return
+    if gradient.is_sparse:
+        raise NotImplementedError(
+            f"rank {comm.global_rank}: the gradient of {name} is sparse, and only dense ones are averaged; build the "
+            "layer with sparse=False"
+        )
+    if gradient.requires_grad:
+        raise NotImplementedError(
+            f"rank {comm.global_rank}: backward(create_graph=True): the gradient of {name} has a gradient of its own, "
+            "which averaging would cut off. For a penalty on gradients, call torch.autograd.grad(..., "
+            "create_graph=True), and then backward() without it"
+        )
