@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trainer = build(options, comm, journal)
         journal.event("model ready")
         trainer.fit(options.total_epochs)
+        if not trainer.losses and not trainer.stopped:
+            trainer.say(f"nothing left to train: --total_epochs {options.total_epochs} are done")
         if trainer.stopped:
             trainer.say(f"stopped by SIGTERM; the snapshot is in {options.snapshot_path}")
         return EXIT_CODE if trainer.stopped else 0
@@ -85,10 +87,10 @@ def build(options: argparse.Namespace, comm: Communicator, journal: Journal) -> 
     )
     if options.optimizer == "sgd":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            wrapped.parameters(), options.lr or 0.1, momentum=0.9
+            wrapped.parameters(), 0.1 if options.lr is None else options.lr, momentum=0.9
         )
     else:
-        optimizer = torch.optim.Adam(wrapped.parameters(), options.lr or 0.003)
+        optimizer = torch.optim.Adam(wrapped.parameters(), 0.003 if options.lr is None else options.lr)
     trainer = Demonstration(
         wrapped,
         optimizer,
@@ -110,6 +112,13 @@ _PASSED_ON = ("batch_size", "snapshot_path", "save_every", "save_every_steps", "
 
 
 # --- the command line
+
+
+def _not_negative(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number, 0 or more, got {text!r}")
+    return number
 
 
 def _whole(least: int) -> Any:
@@ -150,10 +159,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "model": {"choices": ("mlp", "cnn"), "default": "mlp", "help": "(mlp)"},
     "dropout": {"type": float, "default": 0.1, "help": "share of values that dropout sets to 0 (0.1)"},
     "optimizer": {"choices": ("sgd", "adam"), "default": "sgd", "help": "sgd has momentum 0.9 (sgd)"},
-    "lr": {"type": float, "help": "learning rate (sgd 0.1, adam 0.003); on resuming, the snapshot's counts"},
+    "lr": {
+        "type": _not_negative,
+        "help": "learning rate (sgd 0.1, adam 0.003); on resuming, the snapshot's counts",
+    },
     "seed": {"type": _whole(0), "default": 0, "help": "of the model, the order of samples and dropout (0)"},
     "grace_s": {
-        "type": float,
+        "type": _not_negative,
         "default": 20.0,
         "help": "after SIGTERM, end at the latest after so many seconds (20)",
     },
@@ -164,7 +176,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "events": {"type": Path, "metavar": "FILE", "help": "append what happened when, as JSON lines"},
     "step_delay": {
-        "type": float,
+        "type": _not_negative,
         "default": 0.0,
         "metavar": "S",
         "help": "for demonstrations: wait before each step",

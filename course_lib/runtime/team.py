@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,7 +164,8 @@ class Team:
         for member in asked:
             member.stacks.seek(0)
             member.stacks.truncate()
-            os.kill(member.pid, signal.SIGUSR1)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(member.pid, signal.SIGUSR1)
         time.sleep(0.1)  # faulthandler answers at once, whatever the rank is doing
         stacks = {m.rank: m.failure.frames if m.failure else [] for m in self.members}
         return stacks | {m.rank: report.parse_stack(m.read_stacks()) for m in asked}

@@ -92,7 +92,9 @@ VARIABLES = (
     Variable("TORCHELASTIC_ERROR_FILE", "where @record writes the exception that ends this worker"),
     Variable("TORCHELASTIC_SIGNALS_TO_HANDLE", "signals that the agent hands on, from --signals-to-handle"),
     Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1: a failed or stuck NCCL operation ends the worker"),
-    Variable("OMP_NUM_THREADS", "processor threads of each worker; torchrun sets 1 unless you did", False),
+    Variable(
+        "OMP_NUM_THREADS", "processor threads of each worker; 1 for several workers, unless you set it", False
+    ),
     Variable(
         "CUDA_VISIBLE_DEVICES", "handed on if set; with --virtual-local-rank the worker's own GPU", False
     ),

@@ -131,9 +131,9 @@ def explain(text: str, error: LaunchError) -> str:
     """Why the job failed."""
     if isinstance(error, RanksHung):
         return (
-            "it does not end: the workers wait for each other. Each must join with the job's WORLD_SIZE and with "
-            "its own RANK, which LOCAL_RANK is on the first node only; init_process_group takes both from the "
-            "environment if you give neither"
+            "it does not end. If it has no endless loop, the workers wait for each other: each must join with the "
+            "job's WORLD_SIZE and with its own RANK, which LOCAL_RANK is on the first node only; init_process_group "
+            "takes both from the environment if you give neither"
         )
     if not isinstance(error, RankError):
         return f"torchrun failed: {clean(str(error))}"

@@ -90,7 +90,7 @@ class Resumable:
             self.sampler.load_state_dict(state["sampler"])
         except (KeyError, RuntimeError, ValueError) as error:
             raise SnapshotError(
-                f"rank {self.comm.rank}: the snapshot does not fit: {error} {_OTHER}"
+                f"rank {self.comm.rank}: the snapshot does not fit: {error}. {_OTHER}"
             ) from error
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])

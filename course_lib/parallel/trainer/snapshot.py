@@ -120,6 +120,8 @@ def _stranger(data: bytes) -> str:
 def read(path: Path | str) -> Loaded:
     """The snapshot in the file `path`. Raises SnapshotError if there is none or it is not whole."""
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():  # a device, which may never end
+        raise SnapshotError(f"{path} is no regular file; a snapshot is one")
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:

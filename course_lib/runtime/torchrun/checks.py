@@ -11,6 +11,10 @@ from typing import Any
 
 _RESOLVE_S = 5.0
 _MOST_NODES = 64
+_REFUSED = {
+    "help": "call installed_options() of course_lib.runtime.torchrun_help",
+    "run_path": "it runs the script inside a process whose output is not the worker's; leave it away",
+}
 
 
 def whole(name: str, value: Any, least: int, most: int) -> None:
@@ -21,7 +25,7 @@ def whole(name: str, value: Any, least: int, most: int) -> None:
 def parse_nodes(nnodes: int | str) -> tuple[int, int]:
     """2 -> (2, 2), "1:3" -> (1, 3)."""
     parts = str(nnodes).split(":")
-    if all(part.isdigit() for part in parts) and len(parts) <= 2:
+    if all(part.isdecimal() for part in parts) and len(parts) <= 2:
         least, most = int(parts[0]), int(parts[-1])
         if 1 <= least <= most <= _MOST_NODES:
             return least, most
@@ -59,6 +63,8 @@ def check_options(options: Mapping[str, Any]) -> None:
 
     known = {action.dest for action in get_args_parser()._actions}
     for name in options:
+        if name in _REFUSED:
+            raise ValueError(f"{name}: not here: {_REFUSED[name]}")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -184,7 +184,11 @@ def _others(workers: list[Worker], cause: Failure, failures: dict[int, Failure])
         elif worker.exit_code == 0:
             texts[worker.rank] = "had finished"
         elif worker.ended_by_agent or worker.exit_code is None:
-            texts[worker.rank] = "ended by its agent; only a victim"
+            texts[worker.rank] = (
+                "ended by its agent; only a victim"
+                if worker.ended_by_agent
+                else "had ended before its agent looked"
+            )
         else:
             texts[worker.rank] = ending(worker.exit_code)
     return [f"  {ranks_text(ranks)}: {text}" for text, ranks in grouped(texts)] + ([""] if texts else [])

@@ -60,6 +60,12 @@ class Settings:
         self._check_rendezvous()
         self._check_words()
         check_options(self.options)
+        if self.options.get("standalone") and self.nodes != (1, 1):
+            raise ValueError(
+                f"standalone: it means one node, got nnodes={self.nnodes!r}; leave one of them away"
+            )
+        if self.env is not None and not isinstance(self.env, Mapping):
+            raise TypeError(f"env: expected a dict of strings to strings, got {self.env!r:.60}")
 
     # --- what follows from the settings
 
@@ -97,6 +103,8 @@ class Settings:
     # --- checks
 
     def _default_nodes(self) -> int:
+        if self.nproc_per_node == []:
+            raise ValueError("nproc_per_node: expected a number for each node, got an empty list")
         if isinstance(self.nproc_per_node, list):
             return len(self.nproc_per_node)
         return self.hosts.num_hosts if self.hosts is not None else 1
@@ -150,10 +158,12 @@ class Settings:
             raise ValueError(
                 f"nproc_per_node: expected {self.num_agents} numbers, one for each node, got {self.nproc_per_node}"
             )
+        if isinstance(self.nproc_per_node, tuple):
+            raise ValueError(f"nproc_per_node: expected a number or a list, got {self.nproc_per_node!r}")
         for value in listed:
             if not isinstance(value, str):
                 whole("nproc_per_node", value, 1, 1024)
-            elif value not in ("auto", "cpu", "gpu", "xpu") and not value.isdigit():
+            elif value not in ("auto", "cpu", "gpu", "xpu") and not (value.isdecimal() and int(value) > 0):
                 raise ValueError(
                     f"nproc_per_node: expected a number of workers, 'auto', 'cpu', 'gpu' or 'xpu', got {value!r}"
                 )
