@@ -15,9 +15,17 @@ from typing import Any
 
 import pytest
 
-from course_lib import Pool
+from course_lib import Pool, launch, train_ddp
 from course_lib.classroom.reference import differences
-from course_lib.parallel.trainer import EXIT_CODE, kept_samples, read_audit, read_events, recovery, snapshot
+from course_lib.parallel.trainer import (
+    EXIT_CODE,
+    Journal,
+    kept_samples,
+    read_audit,
+    read_events,
+    recovery,
+    snapshot,
+)
 from course_lib.train_ddp import main, parser
 
 EPOCHS, STEPS, PADDED = 3, 23, 1438  # 1437 digits on 2 ranks, 32 each in a step
@@ -192,3 +200,18 @@ def test_wrong_options_are_named(words: str, message: str, capsys: pytest.Captur
     with pytest.raises(SystemExit) as caught:
         parser().parse_args(words.split())
     assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf"])
+def test_rates_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train_ddp.parser().parse_args(["--lr", text])
+    assert "expected a number, 0 or more" in capsys.readouterr().err
+
+
+def test_a_rate_of_0_is_0(tmp_path: Path) -> None:
+    def rate(comm, path: Path) -> float:
+        options = train_ddp.parser().parse_args(["--lr", "0", "--snapshot_path", str(path)])
+        return train_ddp.build(options, comm, Journal(0)).optimizer.param_groups[0]["lr"]
+
+    assert launch(rate, tmp_path / "s.pt", world_size=1, show="none")[0] == 0

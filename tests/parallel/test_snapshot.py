@@ -293,3 +293,8 @@ def test_generators_go_on_where_they_were_captured() -> None:
         assert len({value for stream in streams for value in stream}) == 4 * len(streams[0])
     finally:
         rng.restore(before, cpu)
+
+
+def test_a_device_is_not_read_to_its_end() -> None:
+    with pytest.raises(snapshot.SnapshotError, match="/dev/zero is no regular file"):
+        snapshot.read("/dev/zero")

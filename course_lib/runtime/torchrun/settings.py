@@ -51,6 +51,8 @@ class Settings:
     def __post_init__(self) -> None:
         self.script, self.script_args = os.fspath(self.script), tuple(map(str, self.script_args))
         self.log_dir = None if self.log_dir is None else os.fspath(self.log_dir)
+        if self.env is not None and not isinstance(self.env, Mapping):
+            raise TypeError(f"env: expected a dict of strings to strings, got {self.env!r:.60}")
         self._check_script()
         if self.hosts is not None and not isinstance(self.hosts, VirtualHosts):
             raise TypeError(f"hosts: expected VirtualHosts(...) or None, got {self.hosts!r:.60}")
@@ -64,8 +66,6 @@ class Settings:
             raise ValueError(
                 f"standalone: it means one node, got nnodes={self.nnodes!r}; leave one of them away"
             )
-        if self.env is not None and not isinstance(self.env, Mapping):
-            raise TypeError(f"env: expected a dict of strings to strings, got {self.env!r:.60}")
 
     # --- what follows from the settings
 
