@@ -45,8 +45,10 @@ lab: $(INSTALLED)
 # Without TEST_ARGS everything, in two parts: files side by side, then what needs the machine for itself.
 test: $(INSTALLED)
 ifeq ($(strip $(TEST_ARGS)),)
-	@$(VENV_PYTHON) -m pytest -n $(TEST_JOBS) --dist loadfile -m 'not alone' tests
-	@$(VENV_PYTHON) -m pytest -m alone
+	@status=0; \
+	$(VENV_PYTHON) -m pytest -n $(TEST_JOBS) --dist loadfile -m 'not alone' tests || status=$$?; \
+	$(VENV_PYTHON) -m pytest -m alone || status=$$?; \
+	exit $$status
 else
 	@$(VENV_PYTHON) -m pytest $(TEST_ARGS)
 endif
