@@ -313,7 +313,7 @@ def test_why_a_script_failed(text, error, said):
 
 def test_workers_that_wait_for_each_other_are_explained():
     assert explain(NEW_SCRIPT, RanksHung("", [], "")).startswith(
-        "it does not end: the workers wait for each other"
+        "it does not end. If it has no endless loop, the workers wait for each other"
     )
 
 
