@@ -47,11 +47,11 @@ def ranks():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Chapters, links and browsers run one at a time, after the rest, which `make test` runs two files at a time."""
+    """Chapters, links, browsers, and what watches processes begin and end, run one at a time, after the rest."""
     for item in items:
-        if isinstance(item, nbval.plugin.IPyNbCell) or any(
-            map(item.get_closest_marker, ("hosts", "browser"))
-        ):
+        chapter = isinstance(item, nbval.plugin.IPyNbCell) or item.path.name == "test_notebooks_paced.py"
+        marked = any(map(item.get_closest_marker, ("hosts", "browser")))
+        if chapter or marked or item.path.parent.name == "runtime":
             item.add_marker("alone")
 
 
