@@ -351,13 +351,13 @@ def test_port_taken(scripts: Path) -> None:
 
 def test_a_node_that_does_not_come(scripts: Path) -> None:
     """Within rdzv_timeout, and what it takes to import torch; both backends, at the same time."""
-    with _taken_port() as listener:
-        free = listener.getsockname()[1]
+    with _taken_port() as listener, _taken_port() as another:
+        free, also_free = listener.getsockname()[1], another.getsockname()[1]
     common = {"nnodes": 2, "node_rank": 0, "rdzv_timeout": 3, "show": "none"}
     with (
         start_torchrun(scripts / "sleeps.py", master_addr="127.0.0.1", master_port=free, **common) as static,
         start_torchrun(
-            scripts / "sleeps.py", rdzv_backend="c10d", rdzv_endpoint=f"127.0.0.1:{free + 1}", **common
+            scripts / "sleeps.py", rdzv_backend="c10d", rdzv_endpoint=f"127.0.0.1:{also_free}", **common
         ) as c10d,
     ):
         for job, words in (
