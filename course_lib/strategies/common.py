@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from course_lib.comm.communicator import Communicator
 from course_lib.plan.partition import chunk_bounds
@@ -27,6 +28,25 @@ class Strategy(Protocol):
         ...
 
 
+class Way:
+    """What every strategy is given, kept; `make_optimizer` makes one that clips. The package says what is what."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        optimizer: MakeOptimizer,
+        *,
+        loss_fn: Loss = F.cross_entropy,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+    ) -> None:
+        if accumulate < 1:
+            raise ValueError(f"accumulate: expected 1 piece or more, got {accumulate}")
+        self.model, self.comm, self.loss_fn, self.accumulate = model, comm, loss_fn, accumulate
+        self.make_optimizer = clipped(optimizer, clip_norm)
+
+
 def backward_in_pieces(
     forward: Callable[[torch.Tensor], torch.Tensor],
     inputs: torch.Tensor,
@@ -37,10 +57,8 @@ def backward_in_pieces(
     """Add the gradient of the batch's mean loss to the parameters', a piece of the batch at a time; return the loss.
 
     The pieces may differ in length, so each counts with its share of the samples: the mean of their means would be
-    another number. Fewer samples than pieces make fewer pieces. Raises ValueError for fewer than one.
+    another number. Fewer samples than pieces make fewer pieces.
     """
-    if num_pieces < 1:
-        raise ValueError(f"accumulate: expected 1 piece or more, got {num_pieces}")
     total, pieces = 0.0, chunk_bounds(len(inputs), max(1, min(num_pieces, len(inputs))))
     for start, stop in pieces:
         loss = loss_fn(forward(inputs[start:stop]), targets[start:stop])

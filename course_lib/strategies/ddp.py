@@ -16,10 +16,10 @@ from course_lib.comm.communicator import Communicator
 from course_lib.parallel.ddp import BucketedDDP, FlatDDP, PerParameterDDP
 from course_lib.parallel.sync_batch_norm import SyncBatchNorm
 from course_lib.plan.partition import chunk_bounds
-from course_lib.strategies.common import Loss, MakeOptimizer, broadcast_state, clipped, copied
+from course_lib.strategies.common import Loss, MakeOptimizer, Way, broadcast_state, copied
 
 
-class DataParallelRanks:
+class DataParallelRanks(Way):
     """Each rank computes the gradient of its slice; the wrapper that `wrap` makes averages them during backward.
 
     A slice's mean loss counts with its share of the whole batch, so uneven and empty slices are right. Each slice is
@@ -42,12 +42,10 @@ class DataParallelRanks:
         sync_batch_norm: bool = True,
         **options: Any,
     ) -> None:
-        if accumulate < 1:
-            raise ValueError(f"accumulate: expected 1 piece or more, got {accumulate}")
-        self.comm, self.loss_fn, self.accumulate = comm, loss_fn, accumulate
-        self.model = SyncBatchNorm.convert(model, comm) if sync_batch_norm else model
-        self.wrapped: Any = wrap(self.model, comm, **{"find_unused_parameters": True} | options)
-        self.optimizer = clipped(optimizer, clip_norm)(self.model.parameters())
+        model = SyncBatchNorm.convert(model, comm) if sync_batch_norm else model
+        super().__init__(model, comm, optimizer, loss_fn=loss_fn, clip_norm=clip_norm, accumulate=accumulate)
+        self.wrapped: Any = wrap(model, comm, **{"find_unused_parameters": True} | options)
+        self.optimizer = self.make_optimizer(model.parameters())
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         self.optimizer.zero_grad()

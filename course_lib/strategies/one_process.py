@@ -6,36 +6,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.data_parallel import DataParallel
-from course_lib.strategies.common import (
-    Loss,
-    MakeOptimizer,
-    backward_in_pieces,
-    broadcast_state,
-    clipped,
-    copied,
-)
+from course_lib.strategies.common import MakeOptimizer, Way, backward_in_pieces, broadcast_state, copied
 
 
-class Single:
+class Single(Way):
     """One process, no communication: every rank trains on the whole batch by itself, and all get the same."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        comm: Communicator,
-        optimizer: MakeOptimizer,
-        *,
-        loss_fn: Loss = F.cross_entropy,
-        clip_norm: float | None = None,
-        accumulate: int = 1,
-    ) -> None:
-        self.model, self.comm = model, comm
-        self.optimizer = clipped(optimizer, clip_norm)(model.parameters())
-        self.loss_fn, self.accumulate = loss_fn, accumulate
+    def __init__(self, model: nn.Module, comm: Communicator, optimizer: MakeOptimizer, **shared: Any) -> None:
+        super().__init__(model, comm, optimizer, **shared)
+        self.optimizer = self.make_optimizer(model.parameters())
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         self.optimizer.zero_grad()
@@ -65,9 +47,9 @@ class OneProcessDataParallel(Single):
         optimizer: MakeOptimizer,
         *,
         device_ids: list[int | str | torch.device] | None = None,
-        **options: Any,
+        **shared: Any,
     ) -> None:
-        super().__init__(model, comm, optimizer, **options)
+        super().__init__(model, comm, optimizer, **shared)
         self.device_ids = device_ids or _devices_from(comm)
         if comm.rank == 0:
             self.model = DataParallel(model, self.device_ids)

@@ -7,22 +7,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.parameter_server import ParameterServer
+from course_lib.parallel.parameter_server.synchronous import Aggregate
 from course_lib.plan.partition import chunk_bounds
-from course_lib.strategies.common import (
-    Loss,
-    MakeOptimizer,
-    backward_in_pieces,
-    broadcast_state,
-    clipped,
-    copied,
-)
+from course_lib.strategies.common import MakeOptimizer, Way, backward_in_pieces, broadcast_state, copied
 
 
-class SynchronousServer:
+class SynchronousServer(Way):
     """A parameter server: every rank computes the gradient of its slice, rank `server` adds up and updates.
 
     aggregate, server: see `ParameterServer`. A rank whose slice is empty sends no gradient.
@@ -34,14 +27,12 @@ class SynchronousServer:
         comm: Communicator,
         optimizer: MakeOptimizer,
         *,
-        loss_fn: Loss = F.cross_entropy,
-        clip_norm: float | None = None,
-        accumulate: int = 1,
-        **options: Any,
+        aggregate: Aggregate | None = None,
+        server: int = 0,
+        **shared: Any,
     ) -> None:
-        self.model, self.comm = model, comm
-        self.server = ParameterServer(model, comm, clipped(optimizer, clip_norm), **options)
-        self.loss_fn, self.accumulate = loss_fn, accumulate
+        super().__init__(model, comm, optimizer, **shared)
+        self.server = ParameterServer(model, comm, self.make_optimizer, aggregate, server)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         start, stop = chunk_bounds(len(inputs), self.comm.world_size)[self.comm.rank]

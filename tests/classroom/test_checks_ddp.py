@@ -10,27 +10,11 @@ import torch
 from course_lib.classroom.checks import check, show_solution
 from course_lib.classroom.checks.catalogue import CATALOGUE
 from course_lib.classroom.checks.hints import HINTS
+from tests.classroom.planted import Planted
 
 NAMES = ["bucketing", "sampler", "weighted_loss"]
-FAULTS: dict[str, list[tuple]] = {name: [] for name in NAMES}
-"""Exercise -> (function, what the verdict must begin with or hold)."""
-RIGHT: dict[str, list] = {name: [] for name in NAMES}
-
-
-def fault(exercise: str, *said: str, timeout: float = 5.0):
-    def keep(fn):
-        FAULTS[exercise].append((fn, said, timeout))
-        return fn
-
-    return keep
-
-
-def right(exercise: str):
-    def keep(fn):
-        RIGHT[exercise].append(fn)
-        return fn
-
-    return keep
+PLANTED = Planted(NAMES)
+fault, right = PLANTED.fault, PLANTED.right
 
 
 # --- buckets
@@ -539,16 +523,6 @@ def no_count(comm, loss):
 
 # --- the tests
 
-_SAID: list[tuple[str, str, str]] = []
-
-
-def _ids(table):
-    return [
-        pytest.param(name, *row, id=f"{name}-{row[0].__name__}")
-        for name, rows in table.items()
-        for row in rows
-    ]
-
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_solution_passes(name):
@@ -556,24 +530,19 @@ def test_the_solution_passes(name):
     assert verdict.passed and verdict.attempted and verdict.text.startswith("passed: "), verdict
 
 
-@pytest.mark.parametrize("name, fn", _ids({name: [(fn,) for fn in fns] for name, fns in RIGHT.items()}))
+@pytest.mark.parametrize("name, fn", PLANTED.right_cases())
 def test_another_right_answer_passes(name, fn):
     verdict = check(name, fn)
     assert verdict.passed, verdict
 
 
-@pytest.mark.parametrize("name, fn, said, timeout", _ids(FAULTS))
-def test_a_wrong_answer_is_caught(name, fn, said, timeout):
-    verdict = check(name, fn, timeout=timeout)
-    _SAID.append((name, fn.__name__, verdict.text))
-    assert not verdict.passed and verdict.attempted
-    assert verdict.text.startswith(said[0]), verdict
-    assert all(part in verdict.text for part in said), verdict
-    assert "\n" not in verdict.text
+@pytest.mark.parametrize("name, fn, said, options", PLANTED.wrong_cases())
+def test_a_wrong_answer_is_caught(name, fn, said, options):
+    PLANTED.caught(name, fn, said, options)
 
 
 def test_every_grader_meets_at_least_ten_wrong_answers_and_has_three_hints():
-    assert all(len(rows) >= 10 for rows in FAULTS.values())
+    assert all(len(rows) >= 10 for rows in PLANTED.faults.values())
     assert all(len(HINTS[name]) >= 3 for name in NAMES)
 
 
@@ -640,6 +609,4 @@ def test_the_solution_is_the_librarys(name, shown, capsys):
 
 def test_what_the_graders_said(note):
     """Not a test of its own: prints the table at the end of the run."""
-    lines = ["planted faults, and what the grader said of each:"]
-    lines += [f"    {name} {fn:<26}{text}" for name, fn, text in _SAID]
-    note("\n".join(lines))
+    note(PLANTED.table())

@@ -16,26 +16,10 @@ from course_lib.classroom.checks import check
 from course_lib.classroom.checks.exercises import EXERCISES
 from course_lib.comm import collectives
 from course_lib.plan.partition import chunk_bounds
+from tests.classroom.planted import Planted
 
-FAULTS: dict[str, list[tuple]] = {name: [] for name in EXERCISES}
-"""Exercise -> (function, what the verdict must begin with or hold)."""
-RIGHT: dict[str, list] = {name: [] for name in EXERCISES}
-
-
-def fault(exercise: str, *said: str, timeout: float = 5.0):
-    def keep(fn):
-        FAULTS[exercise].append((fn, said, timeout))
-        return fn
-
-    return keep
-
-
-def right(exercise: str):
-    def keep(fn):
-        RIGHT[exercise].append(fn)
-        return fn
-
-    return keep
+PLANTED = Planted(EXERCISES)
+fault, right = PLANTED.fault, PLANTED.right
 
 
 # --- helpers of the solutions below
@@ -900,16 +884,6 @@ def box_of_float32(comm, mine):
 
 # --- the tests
 
-_SAID: list[tuple[str, str, str]] = []
-
-
-def _ids(table):
-    return [
-        pytest.param(name, *row, id=f"{name}-{row[0].__name__}")
-        for name, rows in table.items()
-        for row in rows
-    ]
-
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_the_solution_passes(name):
@@ -918,34 +892,25 @@ def test_the_solution_passes(name):
     assert verdict.details == () and repr(verdict).startswith(f"passed: the right {EXERCISES[name].noun}")
 
 
-@pytest.mark.parametrize("name, fn", _ids({name: [(fn,) for fn in fns] for name, fns in RIGHT.items()}))
+@pytest.mark.parametrize("name, fn", PLANTED.right_cases())
 def test_another_right_answer_passes(name, fn):
     verdict = check(name, fn)
     assert verdict.passed, verdict
 
 
-@pytest.mark.parametrize("name, fn, said, timeout", _ids(FAULTS))
-def test_a_wrong_answer_is_caught(name, fn, said, timeout):
-    verdict = check(name, fn, timeout=timeout)
-    _SAID.append((name, fn.__name__, verdict.text))
-    assert not verdict.passed and verdict.attempted
-    assert verdict.text.startswith(said[0]), verdict
-    assert all(part in verdict.text for part in said), verdict
-    assert "\n" not in verdict.text
+@pytest.mark.parametrize("name, fn, said, options", PLANTED.wrong_cases())
+def test_a_wrong_answer_is_caught(name, fn, said, options):
+    verdict = PLANTED.caught(name, fn, said, options)
     ranks = [line.split(":")[0] for line in verdict.details]
     assert ranks == [f"rank {rank}" for rank in range(len(ranks))]
     assert ranks or verdict.text.startswith("your function takes")
 
 
 def test_every_grader_meets_at_least_six_wrong_answers():
-    assert all(len(rows) >= 6 for rows in FAULTS.values()), {name: len(rows) for name, rows in FAULTS.items()}
+    counts = {name: len(rows) for name, rows in PLANTED.faults.items()}
+    assert min(counts.values()) >= 6, counts
 
 
 def test_what_the_graders_said(note):
     """Not a test of its own: prints the table at the end of the run."""
-    lines = ["planted faults, and what the grader said of each:"]
-    for name in EXERCISES:
-        said = [(fault, text) for exercise, fault, text in _SAID if exercise == name]
-        lines += [f"  {name}: {len(said)} wrong answers caught"] if said else []
-        lines += [f"    {fault:<24}{text}" for fault, text in said]
-    note("\n".join(lines))
+    note(PLANTED.table())

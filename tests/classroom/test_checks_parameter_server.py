@@ -8,27 +8,11 @@ import torch
 from course_lib.classroom.checks import check
 from course_lib.classroom.checks.catalogue import CATALOGUE
 from course_lib.plan.partition import chunk_bounds
+from tests.classroom.planted import Planted
 
 NAMES = ["weighted_mean", "sharded_step", "may_pull"]
-FAULTS: dict[str, list[tuple]] = {name: [] for name in NAMES}
-"""Exercise -> (function, what the verdict must begin with or hold)."""
-RIGHT: dict[str, list] = {name: [] for name in NAMES}
-
-
-def fault(exercise: str, *said: str):
-    def keep(fn):
-        FAULTS[exercise].append((fn, said))
-        return fn
-
-    return keep
-
-
-def right(exercise: str):
-    def keep(fn):
-        RIGHT[exercise].append(fn)
-        return fn
-
-    return keep
+PLANTED = Planted(NAMES)
+fault, right = PLANTED.fault, PLANTED.right
 
 
 # --- the aggregation
@@ -379,16 +363,6 @@ def two_arguments(version, bound):
 
 # --- the tests
 
-_SAID: list[tuple[str, str, str]] = []
-
-
-def _ids(table):
-    return [
-        pytest.param(name, *row, id=f"{name}-{row[0].__name__}")
-        for name, rows in table.items()
-        for row in rows
-    ]
-
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_solution_passes(name):
@@ -396,24 +370,19 @@ def test_the_solution_passes(name):
     assert verdict.passed and verdict.attempted and verdict.text.startswith("passed: "), verdict
 
 
-@pytest.mark.parametrize("name, fn", _ids({name: [(fn,) for fn in fns] for name, fns in RIGHT.items()}))
+@pytest.mark.parametrize("name, fn", PLANTED.right_cases())
 def test_another_right_answer_passes(name, fn):
     verdict = check(name, fn)
     assert verdict.passed, verdict
 
 
-@pytest.mark.parametrize("name, fn, said", _ids(FAULTS))
-def test_a_wrong_answer_is_caught(name, fn, said):
-    verdict = check(name, fn)
-    _SAID.append((name, fn.__name__, verdict.text))
-    assert not verdict.passed and verdict.attempted
-    assert verdict.text.startswith(said[0]), verdict
-    assert all(part in verdict.text for part in said), verdict
-    assert "\n" not in verdict.text
+@pytest.mark.parametrize("name, fn, said, options", PLANTED.wrong_cases())
+def test_a_wrong_answer_is_caught(name, fn, said, options):
+    PLANTED.caught(name, fn, said, options)
 
 
 def test_every_grader_meets_at_least_six_wrong_answers():
-    assert all(len(rows) >= 6 for rows in FAULTS.values())
+    assert all(len(rows) >= 6 for rows in PLANTED.faults.values())
 
 
 def test_a_verdict_is_the_same_every_time():
@@ -441,6 +410,4 @@ def test_an_untouched_stub_is_no_failure(name):
 
 def test_what_the_graders_said(note):
     """Not a test of its own: prints the table at the end of the run."""
-    lines = ["planted faults, and what the grader said of each:"]
-    lines += [f"    {name} {fn:<26}{text}" for name, fn, text in _SAID]
-    note("\n".join(lines))
+    note(PLANTED.table())

@@ -20,29 +20,12 @@ from course_lib.classroom.checks.hints import HINTS
 from course_lib.classroom.checks.port_launcher import OLD_SCRIPT, explain, judge_output
 from course_lib.plan.ranks import RANK_VARIABLES, worker_ranks
 from course_lib.runtime.errors import RankError
+from tests.classroom.planted import Planted
 
 NAMES = ["rank_arithmetic", "port_launcher", "resumable"]
-FAULTS: dict[str, list[tuple]] = {name: [] for name in NAMES}
-"""Exercise -> (function, what the verdict must hold)."""
-RIGHT: dict[str, list] = {name: [] for name in NAMES}
+PLANTED = Planted(NAMES)
+fault, right = PLANTED.fault, PLANTED.right
 NEW_SCRIPT = Path(*scripts.__path__, "ported_launcher.py").read_text()
-_SAID: list[tuple[str, str, str]] = []
-
-
-def fault(exercise: str, *said: str):
-    def keep(fn):
-        FAULTS[exercise].append((fn, said))
-        return fn
-
-    return keep
-
-
-def right(exercise: str):
-    def keep(fn):
-        RIGHT[exercise].append(fn)
-        return fn
-
-    return keep
 
 
 # --- rank arithmetic
@@ -606,7 +589,7 @@ def path_is_no_text(path, model, optimizer, num_epochs, train_epoch):
 # --- all of them
 
 
-@pytest.mark.parametrize("name, fn", [(name, fn) for name in NAMES for fn in RIGHT[name]])
+@pytest.mark.parametrize("name, fn", PLANTED.right_cases())
 def test_a_right_answer_passes(name, fn):
     verdict = check(name, fn)
     assert verdict.passed, verdict
@@ -625,22 +608,14 @@ def test_the_librarys_own_passes(name):
     assert verdict.passed and "os.fsync" not in verdict.text, verdict
 
 
-@pytest.mark.parametrize(
-    "name, fn, said",
-    [pytest.param(name, *row, id=f"{name}-{row[0].__name__}") for name in NAMES for row in FAULTS[name]],
-)
-def test_a_wrong_answer_is_told_what_is_wrong(name, fn, said):
-    verdict = check(name, fn)
-    _SAID.append((name, fn.__name__, verdict.text))
-    assert verdict.attempted and not verdict.passed
-    begins, *holds = said
-    assert verdict.text.startswith(begins), verdict
-    assert all(part in verdict.text for part in holds), verdict
-    assert "/tmp" not in repr(verdict) and "\n" not in verdict.text
+@pytest.mark.parametrize("name, fn, said, options", PLANTED.wrong_cases())
+def test_a_wrong_answer_is_told_what_is_wrong(name, fn, said, options):
+    verdict = PLANTED.caught(name, fn, said, options)
+    assert "/tmp" not in repr(verdict)
 
 
 def test_there_are_enough_faults_and_hints(capsys):
-    assert len(FAULTS["rank_arithmetic"]) >= 10 and len(FAULTS["resumable"]) >= 10
+    assert len(PLANTED.faults["rank_arithmetic"]) >= 10 and len(PLANTED.faults["resumable"]) >= 10
     assert all(len(HINTS[name]) >= 3 for name in NAMES)
     close_hints()
     for name in NAMES:
@@ -694,6 +669,4 @@ def test_the_solution_is_the_librarys(name, shown, capsys):
 
 def test_what_the_graders_said(note):
     """Not a test of its own: prints the table at the end of the run."""
-    lines = ["planted faults, and what the grader said of each:"]
-    lines += [f"    {name} {fn:<26}{text}" for name, fn, text in _SAID]
-    note("\n".join(lines))
+    note(PLANTED.table())
