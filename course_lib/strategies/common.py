@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_lib.comm.communicator import Communicator
+from course_lib.comm.together import broadcast_tensors
 from course_lib.plan.partition import chunk_bounds
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -97,6 +98,5 @@ def broadcast_state(
     comm: Communicator, state: dict[str, torch.Tensor], root: int = 0
 ) -> dict[str, torch.Tensor]:
     """Rank `root`'s state in every rank's tensors, which are written over."""
-    for tensor in state.values():
-        comm.broadcast(tensor, root)
+    broadcast_tensors(comm, state.values(), root)
     return state

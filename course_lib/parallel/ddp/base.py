@@ -21,10 +21,11 @@ from torch import nn
 from torch.autograd import Variable
 
 from course_lib.comm.communicator import Communicator
+from course_lib.comm.together import broadcast_tensors
 from course_lib.parallel.ddp.checks import check_gradient, check_wrapping
 from course_lib.parallel.ddp.join import Join
 from course_lib.parallel.ddp.overlap import WAIT
-from course_lib.parallel.ddp.replicas import Unchanged, broadcast_tensors, check_same_model
+from course_lib.parallel.ddp.replicas import Unchanged, check_same_model
 from course_lib.parallel.ddp.unused import unused_parameters
 from course_lib.parallel.ddp.wrapping import Hooks
 

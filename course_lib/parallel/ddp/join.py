@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from course_lib.parallel.ddp.replicas import broadcast_tensors
+from course_lib.comm.together import broadcast_tensors
 
 if TYPE_CHECKING:
     from course_lib.parallel.ddp.base import DDP

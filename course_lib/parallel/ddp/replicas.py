@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 
 from course_lib.comm.communicator import Communicator
+from course_lib.comm.together import broadcast_bytes
 
 
 def describe_model(module: nn.Module) -> list[str]:
@@ -29,7 +28,7 @@ def check_same_model(comm: Communicator, module: nn.Module) -> None:
     Two broadcasts: 8 bytes, then the text. Raises ValueError on a rank that differs, with the first difference.
     """
     mine = describe_model(module)
-    wanted = broadcast_text(comm, "\n".join(mine)).split("\n")
+    wanted = broadcast_bytes(comm, "\n".join(mine).encode()).decode().split("\n")
     if mine == wanted:
         return
     for own, other in zip([*mine, "nothing"], [*wanted, "nothing"], strict=False):
@@ -39,35 +38,6 @@ def check_same_model(comm: Communicator, module: nn.Module) -> None:
                 f"this rank has {own!r} where rank {comm.ranks[0]} has {other!r}. Build the model from the same "
                 "arguments on every rank"
             )
-
-
-def broadcast_text(comm: Communicator, text: str) -> str:
-    """Rank 0's text, on every rank."""
-    data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=comm.device)
-    length = torch.tensor([data.numel()], device=comm.device)
-    comm.broadcast(length)
-    if comm.rank != 0:
-        data = torch.empty(int(length), dtype=torch.uint8, device=comm.device)
-    comm.broadcast(data)
-    return bytes(data.tolist()).decode()
-
-
-@torch.no_grad()
-def broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
-    """Rank `root`'s values in every rank's `tensors`, in place: all bytes, whatever their dtype, in one broadcast.
-
-    A model has many small tensors, and a message costs its fixed time however small it is.
-    """
-    # The widest numbers first, so that each tensor begins at a multiple of its item's size.
-    tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
-    if not tensors:
-        return
-    flat = torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
-    comm.broadcast(flat, root)
-    if comm.rank != root:
-        for tensor, values in zip(tensors, flat.split([t.nbytes for t in tensors]), strict=True):
-            # Through .data: autograd may have kept a buffer for the backward of an earlier forward, and would refuse.
-            tensor.data.copy_(values.view(tensor.dtype).view(tensor.shape))
 
 
 class Unchanged:

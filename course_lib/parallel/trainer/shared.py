@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from course_lib.comm.communicator import Communicator
+from course_lib.comm.together import broadcast_bytes
 
 FOUND, NOTHING, FAILED = range(3)
 
@@ -25,17 +25,5 @@ def gather_objects(comm: Communicator, mine: Any) -> list[Any]:
 
 def broadcast_outcome(comm: Communicator, kind: int, data: bytes) -> tuple[int, bytes]:
     """Rank 0's `kind` and bytes, on every rank. What the other ranks give is not looked at."""
-    header = torch.tensor([kind, len(data)], dtype=torch.int64, device=comm.device)
-    comm.broadcast(header, 0)
-    kind, length = header.tolist()
-    if comm.rank == 0:
-        content = (
-            torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            if data
-            else torch.empty(0, dtype=torch.uint8)
-        )
-    else:
-        content = torch.empty(length, dtype=torch.uint8)
-    content = content.to(comm.device)
-    comm.broadcast(content, 0)
-    return kind, data if comm.rank == 0 else content.cpu().numpy().tobytes()
+    outcome = broadcast_bytes(comm, bytes([kind]) + data)
+    return outcome[0], outcome[1:]
