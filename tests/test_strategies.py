@@ -6,6 +6,7 @@ A row is a strategy, a column a case, and each is run in worlds of 1, 2, 3 and 4
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -224,6 +225,8 @@ def try_build(comm, name: str, options: dict[str, Any]) -> None:
         ("single", {"clip": 1.0}, "TypeError: .*unexpected keyword argument 'clip'"),
         ("data_parallel", {"clip": 1.0}, "TypeError: .*unexpected keyword argument 'clip'"),
         ("single", {"accumulate": 0}, "ValueError: accumulate: expected 1 piece or more, got 0"),
+        ("ddp_flat", {"clip_norm": -1.0}, "ValueError: clip_norm: expected a norm above 0, or None .* got -1.0"),
+        ("single", {"clip_norm": math.nan}, "ValueError: clip_norm: expected a norm above 0, or None .* got nan"),
         ("data_parallel", {"accumulate": 2}, "inputs: a batch of 3 is too small for 2 replicas and accumulate=2"),
         ("data_parallel", {"device_ids": ["cuda:97"] * 2}, r"ValueError: device_ids\[0\]: expected a device"),
     ],
@@ -231,3 +234,15 @@ def try_build(comm, name: str, options: dict[str, Any]) -> None:
 def test_wrong_requests(ranks, name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RankError, match=message):
         ranks.run(2, try_build, name, options)
+
+
+def one_step(comm, name: str, num_inputs: int, num_targets: int) -> None:
+    way = build(name, MLP(), comm, SGD)
+    way.step(torch.ones(num_inputs, 57), torch.zeros(num_targets, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (4, 7)])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_batches_that_are_none(ranks, name: str, sizes: tuple[int, int]) -> None:
+    with pytest.raises(RankError, match=r"ValueError: rank .: expected the whole batch on every rank"):
+        ranks.run(2, one_step, name, *sizes)

@@ -80,6 +80,12 @@ class Communicator(TorchCollectives):
         self._report: Callable[[dict[str, Any]], None] | None = None  # set by the launcher, see `progress`
         self._subgroups: dict[tuple[int, ...], Communicator] = {self.ranks: self}
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"rank {self.global_rank}: a Communicator cannot be copied or pickled: it stands for this process's "
+            "connections. Of a model that holds one, save the state_dict()"
+        )
+
     def __repr__(self) -> str:
         return f"Communicator(rank {self.rank} of {self.world_size}, {self.backend}, {self.device})"
 

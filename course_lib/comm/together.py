@@ -28,7 +28,8 @@ def broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root:
     """Rank `root`'s values in every rank's `tensors`, in place: all bytes, whatever their dtype, in one broadcast.
 
     tensors: on the Communicator's device, of the same shapes and dtypes on every rank. Blocking. A model has many small
-    tensors, and a message costs its fixed time however small it is.
+    tensors, and a message costs its fixed time however small it is. Autograd is not told: a graph that kept one of them
+    for its backward finds the new values there.
     """
     # The widest numbers first, so that each tensor begins at a multiple of its item's size.
     tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
@@ -38,5 +39,6 @@ def broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root:
     comm.broadcast(flat, root)
     if comm.rank != root:
         for tensor, values in zip(tensors, flat.split([t.nbytes for t in tensors]), strict=True):
-            # Through .data: autograd may have kept a buffer for the backward of an earlier forward, and would refuse.
+            # Through .data: the graph of an earlier forward may have kept a buffer (BatchNorm's does, and does not
+            # read it), and its backward would refuse.
             tensor.data.copy_(values.view(tensor.dtype).view(tensor.shape))

@@ -41,7 +41,10 @@ def sampler_indices(
     """The samples of rank `rank` in this epoch, in order: equally many on every rank, of the numbers 0 … length-1.
 
     start: so many entries of the epoch's order have been trained on, by all ranks together; what is left is dealt out.
+    Raises ValueError or TypeError for what makes no sense.
     """
+    _check_place(length, num_replicas, rank)
+    _check_int("start", start, 0, "how many entries of the order have been trained on")
     order = list(range(length))
     if shuffle:
         order = torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
@@ -88,13 +91,8 @@ class DistributedSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        _check_int("length", length, 1, "the number of samples, as in len(dataset)")
-        _check_int("num_replicas", num_replicas, 1, "the number of ranks")
+        _check_place(length, num_replicas, rank)
         _check_int("seed", seed, None, "the same whole number on every rank")
-        if not isinstance(rank, int) or not 0 <= rank < num_replicas:
-            raise ValueError(
-                f"rank: expected 0…{num_replicas - 1} for num_replicas={num_replicas}, got {rank!r}"
-            )
         self.length, self.num_replicas, self.rank = length, num_replicas, rank
         self.shuffle, self.seed, self.drop_last = bool(shuffle), seed, bool(drop_last)
         self.epoch = 0
@@ -183,6 +181,14 @@ class DistributedSampler(Sampler[int]):
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
         }
+
+
+def _check_place(length: int, num_replicas: int, rank: int) -> None:
+    _check_int("length", length, 1, "the number of samples, as in len(dataset)")
+    _check_int("num_replicas", num_replicas, 1, "the number of ranks")
+    _check_int("rank", rank, None, f"0…{num_replicas - 1} for num_replicas={num_replicas}")
+    if not 0 <= rank < num_replicas:
+        raise ValueError(f"rank: expected 0…{num_replicas - 1} for num_replicas={num_replicas}, got {rank}")
 
 
 def _check_int(argument: str, value: Any, least: int | None, meaning: str) -> None:

@@ -129,8 +129,14 @@ class SyncBatchNorm(_BatchNorm):
         frozen ones stay frozen, and `state_dict` keeps its keys. So it may come before or after the optimizer is made,
         but before the model is wrapped. A layer used in two places stays one layer.
 
-        Raises ValueError for a lazy BatchNorm that has not seen its input yet.
+        Raises ValueError, and converts nothing, for a lazy BatchNorm that has not seen its input yet.
         """
+        for name, layer in module.named_modules():
+            if isinstance(layer, _BatchNorm) and layer.num_features == 0:
+                raise ValueError(
+                    f"rank {comm.global_rank}: module: {name or 'it'}, a {type(layer).__name__}, does not know its "
+                    "number of channels yet; run one batch through the model, then convert it"
+                )
         return cls._converted(module, comm, {})
 
     @classmethod
@@ -144,11 +150,6 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def _like(cls, layer: _BatchNorm, comm: Communicator) -> SyncBatchNorm:
-        if layer.num_features == 0:
-            raise ValueError(
-                f"rank {comm.global_rank}: module: a {type(layer).__name__} does not know its number of channels yet; "
-                "run one batch through the model, then convert it"
-            )
         new = cls(
             layer.num_features, comm, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
         )

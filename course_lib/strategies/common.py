@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -44,8 +45,18 @@ class Way:
     ) -> None:
         if accumulate < 1:
             raise ValueError(f"accumulate: expected 1 piece or more, got {accumulate}")
+        if clip_norm is not None and not 0 < clip_norm < math.inf:
+            raise ValueError(f"clip_norm: expected a norm above 0, or None for no clipping, got {clip_norm}")
         self.model, self.comm, self.loss_fn, self.accumulate = model, comm, loss_fn, accumulate
         self.make_optimizer = clipped(optimizer, clip_norm)
+
+    def check_batch(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Raises ValueError, on every rank, for a batch that cannot be trained on."""
+        if not len(inputs) or len(inputs) != len(targets):
+            raise ValueError(
+                f"rank {self.comm.global_rank}: expected the whole batch on every rank, with a target for each input; "
+                f"got {len(inputs)} inputs and {len(targets)} targets"
+            )
 
 
 def backward_in_pieces(

@@ -25,7 +25,8 @@ class DataParallelRanks(Way):
     A slice's mean loss counts with its share of the whole batch, so uneven and empty slices are right. Each slice is
     worked through in `accumulate` pieces, all but the last inside `no_sync`.
 
-    sync_batch_norm: normalise over the ranks' pieces together. Without it BatchNorm sees one slice.
+    sync_batch_norm: normalise over the ranks' pieces together: the model's BatchNorms are converted, in place. Without
+        it BatchNorm sees one slice.
     options: the wrapper's. `find_unused_parameters` is on unless you say otherwise: a strategy takes any model.
     """
 
@@ -48,6 +49,7 @@ class DataParallelRanks(Way):
         self.optimizer = self.make_optimizer(model.parameters())
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        self.check_batch(inputs, targets)
         self.optimizer.zero_grad()
         start, stop = chunk_bounds(len(inputs), self.comm.world_size)[self.comm.rank]
         mine, wanted = inputs[start:stop], targets[start:stop]

@@ -20,6 +20,7 @@ class Single(Way):
         self.optimizer = self.make_optimizer(model.parameters())
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        self.check_batch(inputs, targets)
         self.optimizer.zero_grad()
         loss = backward_in_pieces(self.model, inputs, targets, self.loss_fn, self.accumulate)
         self.optimizer.step()
@@ -55,6 +56,7 @@ class OneProcessDataParallel(Single):
             self.model = DataParallel(model, self.device_ids)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        self.check_batch(inputs, targets)
         # Checked on every rank, so that none waits in vain.
         if len(inputs) < len(self.device_ids) * self.accumulate:
             raise ValueError(

@@ -35,6 +35,7 @@ class SynchronousServer(Way):
         self.server = ParameterServer(model, comm, self.make_optimizer, aggregate, server)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        self.check_batch(inputs, targets)
         start, stop = chunk_bounds(len(inputs), self.comm.world_size)[self.comm.rank]
         mine = inputs[start:stop], targets[start:stop]
         loss = math.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 
@@ -183,6 +184,7 @@ BAD_CALLS = [
         "ValueError",
         "3 x float32 and 2 x float32",
     ),
+    (copy.copy, "TypeError", "a Communicator cannot be copied or pickled"),
     (lambda comm: comm.subgroup([1, 0]), "ValueError", "ascending"),
     (lambda comm: comm.subgroup([0, 2]), "ValueError", "got [0, 2]"),
     (lambda comm: comm.subgroup([]), "ValueError", "got []"),

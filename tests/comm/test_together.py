@@ -47,12 +47,12 @@ def test_tensors_of_all_kinds_in_one_broadcast(ranks, world_size: int) -> None:
         )
 
 
-def test_a_buffer_that_autograd_kept_may_be_broadcast(ranks) -> None:
+def test_a_tensor_that_autograd_kept_may_be_broadcast_and_its_backward_sees_the_new_values(ranks) -> None:
     def run(comm):
         weight, buffer = torch.ones(2, requires_grad=True), torch.full((2,), comm.rank + 1.0)
         product = (weight * buffer).sum()
         broadcast_tensors(comm, [buffer])
         product.backward()
-        return buffer.tolist()
+        return buffer.tolist(), weight.grad.tolist()
 
-    assert ranks.run(2, run) == [[1.0, 1.0]] * 2
+    assert ranks.run(2, run) == [([1.0, 1.0], [1.0, 1.0])] * 2

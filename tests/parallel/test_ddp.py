@@ -112,7 +112,7 @@ def test_the_first_bucket_holds_the_last_layer(ranks) -> None:
         return [[names[p] for p in bucket.views] for bucket in wrapped.buckets], repr(wrapped.buckets[0])
 
     buckets, text = ranks.run(2, run)[0]
-    assert buckets[0] == ["head.bias", "head.weight"] and text == "Bucket(2 gradients, 0.00 MB)"
+    assert buckets[0] == ["head.bias", "head.weight"] and text == "Bucket(2 gradients, 0.00 MiB)"
     assert buckets[1:] == [
         ["third.bias", "third.weight", "second.bias", "second.weight"],
         ["first.bias", "first.weight"],
@@ -605,7 +605,35 @@ def test_only_buckets_hide_anything(ranks, rung: Any, hides: bool) -> None:
     assert (overlap.hidden_s > 0) is hides and overlap.comm_s > 0
 
 
-# --- what a reader tried
+@pytest.mark.parametrize("kind", ["a part named module", "in a container"])
+def test_any_wrappers_state_can_be_loaded_again(ranks, kind: str) -> None:
+    def run(comm):
+        if kind == "in a container":
+            outer: Any = nn.ModuleDict({"g": BucketedDDP(nn.Linear(2, 2), comm)})
+        else:
+            outer = BucketedDDP(nn.ModuleDict({"module": nn.Linear(2, 2)}), comm)
+        saved = {name: tensor + 1 for name, tensor in outer.state_dict().items()}
+        return outer.load_state_dict(saved), saved, outer.state_dict()
+
+    for result, saved, loaded in ranks.run(2, run):
+        assert not result.missing_keys and not result.unexpected_keys
+        assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+
+
+def test_the_overlap_of_several_ranks_is_none() -> None:
+    events = [Event(rank, "backward", 0.0, 1.0) for rank in (0, 1)]
+    with pytest.raises(ValueError, match=r"expected one rank's, got those of ranks \[0, 1\]"):
+        measure_overlap(events)
+
+
+def test_a_large_sum_of_losses_in_float16(ranks) -> None:
+    def run(comm):
+        return weighted_loss(comm, torch.tensor(40000.0, dtype=torch.float16), 40000).item()
+
+    assert ranks.run(2, run) == [1.0, 1.0]
+
+
+# --- unusual use
 
 
 def test_a_look_inside_no_sync_leaves_an_earlier_forward_averaged(ranks) -> None:
@@ -637,6 +665,44 @@ def backward_that_raised(comm, rung):
         train_once(wrapped)
     except IndexError:
         train_once(wrapped)
+
+
+def after_a_missing_gradient(comm, rung):
+    wrapped = rung(MLP(unused=True), comm)
+    try:
+        train_once(wrapped)
+    except RuntimeError:
+        train_once(wrapped)
+
+
+class Breaks:
+    def wait(self):
+        raise OSError("the link is down")
+
+
+def after_a_hook_that_raised(comm, rung):
+    wrapped = rung(MLP(), comm, comm_hook=lambda comm, flat: Breaks())
+    try:
+        train_once(wrapped)
+    except OSError:
+        train_once(wrapped)
+
+
+def after_a_local_backward_that_raised(comm, rung):
+    wrapped = rung(MLP(), comm)
+    handle = wrapped.module.second.bias.register_hook(lambda gradient: gradient[99])
+    try:
+        with wrapped.no_sync():
+            train_once(wrapped)
+    except IndexError:
+        handle.remove()
+        train_once(wrapped.module)
+
+
+def buffer_elsewhere(comm, rung):
+    model = MLP()
+    model.register_buffer("mask", torch.empty(3, device="meta"))
+    rung(model, comm)
 
 
 def shared_by_two(comm, rung):
@@ -688,7 +754,22 @@ def old_wrapper(comm, rung):
         (graph_of_the_graph, "NotImplementedError: rank .: backward.create_graph=True."),
         (sparse, "NotImplementedError: rank .: the gradient of weight is sparse"),
         (another_buffer, "the model changed after it was wrapped: buffer features.1.running_mean is another"),
-        (old_wrapper, "the module has been wrapped again since; use the new wrapper"),
+        (old_wrapper, "the module was unwrapped, or wrapped again, since; use the new wrapper"),
+        (after_a_missing_gradient, "RuntimeError: rank .: the last backward did not end"),
+        (after_a_hook_that_raised, "RuntimeError: rank .: the last backward did not end"),
+        (
+            after_a_local_backward_that_raised,
+            "a gradient of head.bias came that no forward of the wrapper belongs to",
+        ),
+        (
+            lambda comm, rung: rung(MLP(), comm, find_unused_parameters="no"),
+            "find_unused_parameters: expected True or",
+        ),
+        (lambda comm, rung: rung(MLP(), comm, bucket_cap_mb=True), "bucket_cap_mb: expected a number of MiB"),
+        (
+            buffer_elsewhere,
+            "expected its parameters and buffers on cpu, this rank's device, but mask is on meta",
+        ),
         (lambda comm, rung: rung(MLP(), comm.group), "TypeError: comm: expected this rank's Communicator"),
         (lambda comm, rung: rung(nn.ReLU(), comm), "there is none to train"),
         (lambda comm, rung: rung(MLP(), comm, comm_hook=3), "comm_hook: expected a function"),
@@ -719,19 +800,41 @@ def test_wrapping_again_replaces_the_wrapper(ranks, rung: Any) -> None:
         assert_equal(got, wanted)
 
 
+def test_unwrapped_a_module_is_free_again(ranks) -> None:
+    def run(comm):
+        model = one_backward(comm, BucketedDDP, MLP().double()).unwrap()
+        model.zero_grad()
+        torch.full((), comm.rank + 1.0, dtype=torch.float64).mul(model.head.bias.sum()).backward()
+        alone = model.head.bias.grad[0].item()
+        return alone, gradients(one_backward(comm, torchs, model.zero_grad() or model))
+
+    wanted = whole_batch_gradients(MLP().double())
+    for rank, (alone, got) in enumerate(ranks.run(2, run)):
+        assert alone == rank + 1
+        assert_equal(got, wanted)
+
+
+def torchs(model, comm):
+    return DistributedDataParallel(model, process_group=comm.group)
+
+
 @pytest.mark.parametrize("rung", [*RUNGS, "torch"])
 def test_two_forwards_of_a_net_with_buffers_and_one_backward(ranks, rung: Any) -> None:
     """The discriminator of a GAN. A buffer that is copied to in between must not spoil the first forward."""
 
-    def run(comm):
-        model = DigitsCNN(3, batch_norm=True).double()
-        wrapped = DistributedDataParallel(model) if rung == "torch" else rung(model, comm)
+    def train(model, called):
         real, fake = (sample_batches(model, 2, 4, dtype=torch.float64)[i][0] for i in range(2))
-        (wrapped(real).pow(2).sum() + wrapped(fake).sum()).backward()
+        (called(real).pow(2).sum() + called(fake).sum()).backward()
         return gradients(model)
 
-    first, second = ranks.run(2, run)
-    assert_equal(first, second)
+    def run(comm):
+        model = DigitsCNN(3, batch_norm=True).double()
+        return train(model, DistributedDataParallel(model) if rung == "torch" else rung(model, comm))
+
+    model = DigitsCNN(3, batch_norm=True).double()
+    wanted = train(model, model)  # all ranks have the same batches here
+    for got in ranks.run(2, run):
+        assert_equal(got, wanted)
 
 
 def test_outputs_in_a_dataclass() -> None:

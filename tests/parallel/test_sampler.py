@@ -199,12 +199,26 @@ def test_empty_shares_are_announced() -> None:
         ((10, 0, 0), ValueError, "num_replicas: expected 1 or more"),
         ((10, 3, 3), ValueError, "rank: expected 0…2 for num_replicas=3, got 3"),
         ((10, 3, -1), ValueError, "rank: expected 0…2 for num_replicas=3, got -1"),
-        ((10, 3, None), ValueError, "rank: .* got None"),
+        ((10, 3, None), TypeError, "rank: .* got NoneType"),
+        ((10, 2, True), TypeError, "rank: .* got bool"),
     ],
 )  # fmt: skip
 def test_arguments_that_make_no_sense(arguments, error, sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         DistributedSampler(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start", "sentence"),
+    [
+        ((10, 2, 5), 0, "rank: expected 0…1"),
+        ((10, 2, 0), -3, "start: expected 0 or more"),
+        ((0, 2, 0), 0, "length"),
+    ],
+)
+def test_indices_of_no_rank(arguments: tuple[int, ...], start: int, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        sampler_indices(*arguments, start=start)
 
 
 def test_a_seed_that_is_no_number_is_refused() -> None:

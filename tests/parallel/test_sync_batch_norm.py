@@ -376,7 +376,10 @@ def errors(comm):
         with pytest.raises((ValueError, TypeError)) as caught:
             call()
         said.append(str(caught.value))
-    return said
+    half = nn.Sequential(nn.BatchNorm1d(3), nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match="module: 1, a LazyBatchNorm1d"):
+        SyncBatchNorm.convert(half, comm)
+    return [*said, type(half[0]).__name__]
 
 
 def test_errors_say_what_to_do(pools) -> None:
@@ -384,4 +387,5 @@ def test_errors_say_what_to_do(pools) -> None:
     assert said[0].startswith("rank 0: input: expected floating point numbers of shape (batch, 3, ...)")
     assert "got float32 of shape (2, 4)" in said[0] and "got float32 of shape (3,)" in said[1]
     assert "got int64" in said[2] and said[3] == "comm: expected a Communicator, got NoneType"
-    assert "LazyBatchNorm1d does not know its number of channels yet; run one batch" in said[4]
+    assert "LazyBatchNorm1d, does not know its number of channels yet; run one batch" in said[4]
+    assert said[5] == "BatchNorm1d"

@@ -19,14 +19,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.comm.communicator import Communicator
 from course_lib.comm.together import broadcast_tensors
-from course_lib.parallel.ddp.checks import check_gradient, check_wrapping
+from course_lib.parallel.ddp.checks import check_gradient, check_switches, check_wrapping
 from course_lib.parallel.ddp.join import Join
 from course_lib.parallel.ddp.overlap import WAIT
-from course_lib.parallel.ddp.replicas import Unchanged, check_same_model
-from course_lib.parallel.ddp.unused import unused_parameters
+from course_lib.parallel.ddp.replicas import Unchanged, check_same_model, without_module
+from course_lib.parallel.ddp.unused import unused_parameters, used_by_nobody
 from course_lib.parallel.ddp.wrapping import Hooks
 
 
@@ -46,15 +47,18 @@ class DDP(nn.Module):
         graph, and an all-reduce of one byte for each parameter. Without it, a parameter that gets no gradient is an
         error.
     broadcast_buffers: before each forward in training mode, overwrite the buffers (BatchNorm's statistics) with
-        rank 0's.
+        rank 0's. A loss that is computed from buffers needs False where two forwards share a backward: as with
+        PyTorch's own, the second forward overwrites what the first one computed with.
 
     After each backward every rank holds the same gradients: the sum over the ranks, divided by the number of ranks
     (once, before the sum). A parameter that no rank used keeps the gradient None. `state_dict` has the module's own
     keys; `load_state_dict` also takes those with `module.` before them that torch's wrapper writes.
 
-    Raises ValueError for a module without trained parameters, on another device, or unlike rank 0's; RuntimeError for a
-    model that changed after it was wrapped, for a second backward of one forward, for a backward that no forward of the
-    wrapper belongs to, and for a parameter without gradient.
+    Raises TypeError for what is no module, no Communicator or no bool; ValueError for a module without trained
+    parameters, on another device, or unlike rank 0's; RuntimeError for a model that changed after it was wrapped, for a
+    second backward of one forward, for a backward that no forward of the wrapper belongs to, for a parameter without
+    gradient, and for all that comes after a backward that did not end; NotImplementedError for sparse gradients and for
+    `create_graph=True`.
     """
 
     def __init__(
@@ -66,7 +70,8 @@ class DDP(nn.Module):
         broadcast_buffers: bool = True,
     ) -> None:
         super().__init__()
-        check_wrapping(module, comm)
+        check_wrapping(module, comm, (DDP, DistributedDataParallel))
+        check_switches(find_unused_parameters=find_unused_parameters, broadcast_buffers=broadcast_buffers)
         check_same_model(comm, module)
         self.module, self.comm = module, comm
         self.find_unused_parameters, self.broadcast_buffers = find_unused_parameters, broadcast_buffers
@@ -76,6 +81,7 @@ class DDP(nn.Module):
         self.num_contributing = comm.world_size  # the divisor of the mean; `join` can make it smaller
         self._sync, self._state = True, State.CLOSED
         self._num_local = 0  # forwards inside no_sync whose backwards have not begun
+        self._backward = -1  # autograd's number of the backward that RUNNING or LOCAL speaks of
         self._join: Join | None = None
         self._waiting_for: set[nn.Parameter] = set()  # gradients that have not come in this backward
         self._unused: list[nn.Parameter] = []
@@ -139,20 +145,26 @@ class DDP(nn.Module):
     @torch.no_grad()
     def on_gradient(self, parameter: nn.Parameter) -> None:
         """Called by autograd when `parameter.grad` is complete."""
+        backward = torch._C._current_graph_task_id()
         if self._state is State.LOCAL:
-            return
+            if backward == self._backward:
+                return
+            self._state = State.CLOSED  # the local backward did not end: something in it raised
         if self._state is State.CLOSED and self._num_local:
-            self._num_local, self._state = self._num_local - 1, State.LOCAL
+            self._num_local, self._state, self._backward = self._num_local - 1, State.LOCAL, backward
             Variable._execution_engine.queue_callback(self._on_local_end)
             return
         if self._state is State.OPEN:
+            self._backward = backward
             self._begin()
-        if self._state is State.CLOSED or parameter not in self._waiting_for:
+        running = self._state is State.RUNNING and backward == self._backward
+        if not running or parameter not in self._waiting_for:
             raise RuntimeError(
                 f"rank {self.comm.global_rank}: a gradient of {self._names[parameter]} came that no forward of the "
                 "wrapper belongs to, so it would not be averaged. Did backward run twice for one forward, or did "
                 "forward run on model.module? Call the wrapper once for each backward; to add up gradients on each "
-                "rank by itself, put forward and backward inside `with model.no_sync():`"
+                "rank by itself, put forward and backward inside `with model.no_sync():`; to train the module alone "
+                "again, call model.unwrap()"
             )
         check_gradient(self.comm, self._names[parameter], parameter)
         self._waiting_for.discard(parameter)
@@ -172,7 +184,6 @@ class DDP(nn.Module):
 
     @torch.no_grad()
     def _on_end(self) -> None:
-        self._state = State.CLOSED
         if self._waiting_for:
             missing = [self._names[p] for p in self.parameters_trained if p in self._waiting_for]
             raise RuntimeError(
@@ -184,19 +195,9 @@ class DDP(nn.Module):
         with self.comm.span(WAIT, "wait"):
             self.average_gradients()
         if self.find_unused_parameters:
-            for parameter in self._used_by_nobody(self._without_gradient):
+            for parameter in used_by_nobody(self.comm, self.parameters_trained, self._without_gradient):
                 parameter.grad = None
-
-    def _used_by_nobody(self, without: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Of the parameters, those that are on every rank's list `without`."""
-        mine = [parameter not in set(without) for parameter in self.parameters_trained]
-        used = torch.tensor(mine, dtype=torch.uint8, device=self.comm.device)
-        self.comm.all_reduce(used, "max")
-        return [
-            p
-            for p, by_somebody in zip(self.parameters_trained, used.tolist(), strict=True)
-            if not by_somebody
-        ]
+        self._state = State.CLOSED  # last: what raises above leaves sums under way, and nothing may follow
 
     def shadow(self, root: int) -> None:
         """One step's communication from a rank that has no batch left (`Join`)."""
@@ -205,22 +206,31 @@ class DDP(nn.Module):
         with torch.no_grad():
             self.average_zeros()
         if self.find_unused_parameters:
-            self._used_by_nobody(self.parameters_trained)
+            used_by_nobody(self.comm, self.parameters_trained, self.parameters_trained)
 
     # --- state
 
+    def unwrap(self) -> nn.Module:
+        """The module, free again: its gradients are no longer averaged, and this wrapper cannot be used any more."""
+        self._hooks.remove()
+        return self.module
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        if (
+            kwargs.get("destination") is not None
+        ):  # one part of a larger module, which expects its parts' names
+            return super().state_dict(*args, **kwargs)
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        if state_dict and all(key.startswith("module.") for key in state_dict):
-            state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
-        return self.module.load_state_dict(state_dict, *args, **kwargs)
+        return self.module.load_state_dict(without_module(state_dict, self.module), *args, **kwargs)
 
     def _check_ready(self) -> None:
         rank = self.comm.global_rank
         if not self._hooks.active:
-            raise RuntimeError(f"rank {rank}: the module has been wrapped again since; use the new wrapper")
+            raise RuntimeError(
+                f"rank {rank}: the module was unwrapped, or wrapped again, since; use the new wrapper"
+            )
         if self._state is State.RUNNING:
             raise RuntimeError(
                 f"rank {rank}: the last backward did not end, since something in it raised. Sums of its gradients may "
@@ -230,6 +240,6 @@ class DDP(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "a wrapped model cannot be copied or pickled: it belongs to this process's group of ranks. Copy or save "
-            "model.module, or model.state_dict()"
+            "a wrapped model cannot be copied or pickled: it belongs to this process's group of ranks. Copy "
+            "model.module, or save model.state_dict()"
         )

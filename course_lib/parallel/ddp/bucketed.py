@@ -36,7 +36,7 @@ class Bucket:
     sum: Pending | None = None
 
     def __repr__(self) -> str:
-        return f"Bucket({len(self.views)} gradients, {self.flat.nbytes / MB:.2f} MB)"
+        return f"Bucket({len(self.views)} gradients, {self.flat.nbytes / MB:.2f} MiB)"
 
 
 class BucketedDDP(DDP):
@@ -62,7 +62,7 @@ class BucketedDDP(DDP):
         **options: Any,
     ) -> None:
         for name, value in (("bucket_cap_mb", bucket_cap_mb), ("first_bucket_mb", first_bucket_mb)):
-            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise ValueError(f"{name}: expected a number of MiB above 0, got {value!r}")
         if comm_hook is not None and not callable(comm_hook):
             raise TypeError(f"comm_hook: expected a function of (comm, flat) or None, got {comm_hook!r:.60}")

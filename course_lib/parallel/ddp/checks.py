@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.comm.communicator import Communicator
 
 
-def check_wrapping(module: Any, comm: Any) -> None:
-    """Whether `module` can be wrapped on this rank. Raises TypeError or ValueError."""
+def check_wrapping(module: Any, comm: Any, wrappers: tuple[type, ...]) -> None:
+    """Whether `module` can be wrapped on this rank; `wrappers` average already. Raises TypeError or ValueError."""
     if not isinstance(comm, Communicator):
         raise TypeError(f"comm: expected this rank's Communicator, got {type(comm).__name__}")
     rank, device = comm.global_rank, comm.device
     if not isinstance(module, nn.Module):
         raise TypeError(f"rank {rank}: module: expected an nn.Module, got {type(module).__name__}")
     for part in module.modules():
-        if isinstance(part, DistributedDataParallel) or hasattr(part, "parameters_trained"):
+        if isinstance(part, wrappers):
             raise ValueError(
                 f"rank {rank}: module: expected a plain module; {type(part).__name__} in it averages already"
             )
@@ -26,14 +25,21 @@ def check_wrapping(module: Any, comm: Any) -> None:
         raise ValueError(
             f"rank {rank}: module: expected a parameter with requires_grad=True; there is none to train"
         )
-    for name, parameter in module.named_parameters():
-        if nn.parameter.is_lazy(parameter):
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
             raise ValueError(f"rank {rank}: module: {name} has no shape yet; run one batch through it first")
-        if parameter.device.type != device.type:
+        if tensor.device.type != device.type:
             raise ValueError(
-                f"rank {rank}: module: expected its parameters on {device}, this rank's device, but {name} is on "
-                f"{parameter.device}; call module.to(comm.device) before you wrap it"
+                f"rank {rank}: module: expected its parameters and buffers on {device}, this rank's device, but {name} "
+                f"is on {tensor.device}; call module.to(comm.device) before you wrap it"
             )
+
+
+def check_switches(**switches: Any) -> None:
+    """Raises TypeError for an option that is no bool."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: expected True or False, got {value!r:.60}")
 
 
 def check_gradient(comm: Communicator, name: str, parameter: nn.Parameter) -> None:

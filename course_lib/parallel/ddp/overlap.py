@@ -41,9 +41,15 @@ class Overlap:
 def measure_overlap(events: Iterable[Event]) -> Overlap:
     """`events`: one rank's, `results.trace.rank(rank)`.
 
-    Raises ValueError if there is no backward to look at.
+    Raises ValueError if there is no backward to look at, and for the events of several ranks: what one rank computes
+    hides nothing of another's communication.
     """
     events = list(events)
+    ranks = sorted({event.rank for event in events})
+    if len(ranks) > 1:
+        raise ValueError(
+            f"events: expected one rank's, got those of ranks {ranks}; give trace.rank({ranks[0]})"
+        )
     backwards = _intervals(events, lambda event: event.name == BACKWARD)
     if not backwards:
         raise ValueError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -38,6 +41,18 @@ def check_same_model(comm: Communicator, module: nn.Module) -> None:
                 f"this rank has {own!r} where rank {comm.ranks[0]} has {other!r}. Build the model from the same "
                 "arguments on every rank"
             )
+
+
+def without_module(state_dict: Any, module: nn.Module) -> Any:
+    """`state_dict` as `module` wants it: without the `module.` that torch's wrapper writes before each key.
+
+    Not for a model with a part of that name: what counts is which of the two fits its own keys better.
+    """
+    if not isinstance(state_dict, Mapping):
+        return state_dict  # load_state_dict says what it expected
+    own = module.state_dict().keys()
+    short = {str(key).removeprefix("module."): value for key, value in state_dict.items()}
+    return short if len(own & short.keys()) > len(own & state_dict.keys()) else state_dict
 
 
 class Unchanged:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from course_lib.comm.communicator import Communicator
+
 
 def unused_parameters(outputs: Any, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Those of `parameters` that no path of the graph joins to a tensor in `outputs`.
@@ -40,3 +42,15 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif is_dataclass(value):
         for part in fields(value):
             yield from tensors_in(getattr(value, part.name))
+
+
+def used_by_nobody(
+    comm: Communicator, parameters: list[nn.Parameter], without: Iterable[nn.Parameter]
+) -> list[nn.Parameter]:
+    """Those of `parameters` that every rank has among `without`. One all-reduce of a byte for each parameter."""
+    without = set(without)
+    used = torch.tensor([p not in without for p in parameters], dtype=torch.uint8, device=comm.device)
+    comm.all_reduce(used, "max")
+    return [
+        parameter for parameter, by_somebody in zip(parameters, used.tolist(), strict=True) if not by_somebody
+    ]

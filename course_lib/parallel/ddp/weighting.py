@@ -39,4 +39,6 @@ def weighted_loss(comm: Communicator, loss_sum: torch.Tensor, count: int) -> tor
         raise ValueError(f'rank {rank}: loss_sum: expected a scalar, as reduction="sum" gives it, got {got}')
     total = torch.as_tensor(count, dtype=torch.int64, device=comm.device).clone()
     comm.all_reduce(total)
-    return loss_sum * comm.world_size / total.clamp(min=1)
+    return loss_sum * (
+        comm.world_size / max(1, int(total))
+    )  # one factor: N times a sum in float16 may overflow
