@@ -155,9 +155,11 @@ def become_rank(namespaces: list[str], fds: list[int]) -> None:
     os.chdir(setup["cwd"])
     sys.path[:] = setup["sys_path"]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    random.seed()  # siblings must not share one stream
+    random.seed()  # siblings must not share one stream, as processes of their own do not
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     from course_lib.runtime import worker
 
     worker.main(connection, board, stacks, setup)

@@ -121,10 +121,11 @@ def test_random_streams_of_siblings_differ() -> None:
 
         import numpy
 
-        return random.random(), numpy.random.rand()
+        return random.random(), numpy.random.rand(), torch.rand(()).item()
 
-    for numbers in zip(*launch(work, world_size=4, show="none"), strict=True):
-        assert len(set(numbers)) == 4
+    drawn = [numbers for _ in range(2) for numbers in launch(work, world_size=4, show="none")]
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == 8  # nor do two launches share one
 
 
 def test_spawn_does_the_same() -> None:

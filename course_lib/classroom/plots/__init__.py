@@ -1,7 +1,8 @@
 """The figures of the course. Each function takes plain data and returns a figure, which a cell can show."""
 
+from course_lib.classroom.plots.buckets import plot_ready_order
 from course_lib.classroom.plots.cluster import draw_cluster
-from course_lib.classroom.plots.costs import crossovers, plot_alpha_beta, plot_bytes_per_rank, plot_costs
+from course_lib.classroom.plots.costs import crossovers, plot_alpha_beta, plot_costs
 from course_lib.classroom.plots.ddp import plot_bucket_sizes, plot_overlap
 from course_lib.classroom.plots.flows import plot_flows
 from course_lib.classroom.plots.links import plot_on_links
@@ -9,6 +10,7 @@ from course_lib.classroom.plots.recovery import plot_loss_with_fault, plot_recov
 from course_lib.classroom.plots.rings import plot_ring_step, plot_ring_steps
 from course_lib.classroom.plots.style import RANK_COLORS, CourseFigure, rank_color, rank_hatch, to_png
 from course_lib.classroom.plots.timeline import plot_trace
+from course_lib.classroom.plots.traffic import plot_bytes_per_rank
 from course_lib.classroom.plots.training import plot_server_load, plot_staleness, plot_training
 from course_lib.classroom.tables import show_table
 
@@ -25,6 +27,7 @@ __all__ = [
     "plot_loss_with_fault",
     "plot_on_links",
     "plot_overlap",
+    "plot_ready_order",
     "plot_recovery",
     "plot_ring_step",
     "plot_ring_steps",
