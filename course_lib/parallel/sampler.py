@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -150,7 +151,12 @@ class DistributedSampler(Sampler[int]):
 
     def state_dict(self) -> dict[str, int | bool]:
         """Where the training stands, the same on every rank, in plain numbers: `torch.load(weights_only=True)` does."""
-        return {"epoch": self.epoch, "position": self.position, **self._made_of()}
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "num_replicas": self.num_replicas,
+            **self._made_of(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, perhaps with another number of ranks.
@@ -158,7 +164,9 @@ class DistributedSampler(Sampler[int]):
         Raises ValueError if `state` is damaged, or of other data, or in another order.
         """
         made_of = self._made_of()
-        missing = [name for name in ("epoch", "position", *made_of) if name not in state]
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state: expected what state_dict() gave, got {type(state).__name__}")
+        missing = [name for name in ("epoch", "position", "num_replicas", *made_of) if name not in state]
         if missing:
             raise ValueError(
                 f"state: expected what DistributedSampler.state_dict() gave, got no {missing[0]!r}"
@@ -169,8 +177,13 @@ class DistributedSampler(Sampler[int]):
                     f"state: taken with {name}={state[name]!r}, but this sampler has {name}={mine!r}, so the order of "
                     f"the samples is another. Make the sampler with {name}={state[name]!r}, or begin a new training"
                 )
-        for name in ("epoch", "position"):
+        for name in ("epoch", "position", "num_replicas"):
             _check_int(f"state[{name!r}]", state[name], 0, "what state_dict() gave")
+        if state["position"] >= self.length + state["num_replicas"]:
+            raise ValueError(
+                f"state['position']: expected at most the {self.length} samples of an epoch and the padding for "
+                f"{state['num_replicas']} ranks, got {state['position']}: the state is damaged"
+            )
         self.epoch, self.position = state["epoch"], state["position"]
 
     def _made_of(self) -> dict[str, int | bool]:
@@ -192,7 +205,7 @@ def _check_place(length: int, num_replicas: int, rank: int) -> None:
 
 
 def _check_int(argument: str, value: Any, least: int | None, meaning: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{argument}: expected a whole number ({meaning}), got {type(value).__name__}")
     if least is not None and value < least:
         raise ValueError(f"{argument}: expected {least} or more ({meaning}), got {value}")

@@ -127,10 +127,13 @@ class SyncBatchNorm(_BatchNorm):
 
         The parameters and buffers are those that were there, not copies: an optimizer that holds them still does,
         frozen ones stay frozen, and `state_dict` keeps its keys. So it may come before or after the optimizer is made,
-        but before the model is wrapped. A layer used in two places stays one layer.
+        but before the model is wrapped. A layer used in two places stays one layer. Hooks on a BatchNorm stay behind:
+        register them after.
 
         Raises ValueError, and converts nothing, for a lazy BatchNorm that has not seen its input yet.
         """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module: expected an nn.Module, got {type(module).__name__}")
         for name, layer in module.named_modules():
             if isinstance(layer, _BatchNorm) and layer.num_features == 0:
                 raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -43,10 +44,14 @@ class Way:
         clip_norm: float | None = None,
         accumulate: int = 1,
     ) -> None:
-        if accumulate < 1:
-            raise ValueError(f"accumulate: expected 1 piece or more, got {accumulate}")
-        if clip_norm is not None and not 0 < clip_norm < math.inf:
-            raise ValueError(f"clip_norm: expected a norm above 0, or None for no clipping, got {clip_norm}")
+        if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+            raise ValueError(f"accumulate: expected 1 piece or more, got {accumulate!r}")
+        if clip_norm is not None and not (isinstance(clip_norm, Real) and 0 < clip_norm < math.inf):
+            raise ValueError(
+                f"clip_norm: expected a norm above 0, or None for no clipping, got {clip_norm!r}"
+            )
+        if not callable(loss_fn):
+            raise TypeError(f"loss_fn: expected a function of (outputs, targets), got {loss_fn!r:.60}")
         self.model, self.comm, self.loss_fn, self.accumulate = model, comm, loss_fn, accumulate
         self.make_optimizer = clipped(optimizer, clip_norm)
 

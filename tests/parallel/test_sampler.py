@@ -244,6 +244,7 @@ def test_more_than_is_left_or_unequal_shares_cannot_be_trained_on(num_samples: i
         ({"shuffle": False}, "taken with shuffle=False, but"),
         ({"drop_last": True}, "taken with drop_last=True, but"),
         ({"position": -3}, r"state\['position'\]: expected 0 or more"),
+        ({"position": 10**6}, r"state\['position'\]: expected at most the \d+ samples .* got 1000000"),
         ({"epoch": -1}, r"state\['epoch'\]: expected 0 or more"),
     ],
 )

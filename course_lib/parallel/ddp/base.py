@@ -4,8 +4,8 @@ Autograd calls a hook each time a parameter's gradient is complete. The first on
 again when all of the backward is done. What a rung does in between, and at the end, is all that tells the rungs apart.
 
 A forward *opens* the wrapper for one backward. A gradient that comes while it is closed would be averaged with
-nobody's, and the models would drift apart; so that is an error, except after a forward inside `no_sync`, which says
-that it is meant.
+nobody's, and the models would drift apart; so that is an error. Gradients of a forward inside `no_sync` are left
+alone: a mark on its outputs tells (`marks`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.comm.communicator import Communicator
 from course_lib.comm.together import broadcast_tensors
-from course_lib.parallel.ddp.checks import check_gradient, check_switches, check_wrapping
+from course_lib.parallel.ddp.checks import check_gradient, check_switches, check_wrapping, no_gradient
 from course_lib.parallel.ddp.join import Join
+from course_lib.parallel.ddp.marks import Marks
 from course_lib.parallel.ddp.overlap import WAIT
 from course_lib.parallel.ddp.replicas import Unchanged, check_same_model, without_module
 from course_lib.parallel.ddp.unused import unused_parameters, used_by_nobody
@@ -35,7 +36,6 @@ class State(Enum):
     CLOSED = "no backward to be averaged is due"
     OPEN = "a forward has run; its backward has not begun"
     RUNNING = "its backward runs"
-    LOCAL = "the backward of a forward inside no_sync runs: gradients stay this rank's own"
 
 
 class DDP(nn.Module):
@@ -80,8 +80,7 @@ class DDP(nn.Module):
         broadcast_tensors(comm, [*module.parameters(), *module.buffers()])
         self.num_contributing = comm.world_size  # the divisor of the mean; `join` can make it smaller
         self._sync, self._state = True, State.CLOSED
-        self._num_local = 0  # forwards inside no_sync whose backwards have not begun
-        self._backward = -1  # autograd's number of the backward that RUNNING or LOCAL speaks of
+        self._marks = Marks(comm.global_rank)
         self._join: Join | None = None
         self._waiting_for: set[nn.Parameter] = set()  # gradients that have not come in this backward
         self._unused: list[nn.Parameter] = []
@@ -115,12 +114,12 @@ class DDP(nn.Module):
             if self.broadcast_buffers and self.training:
                 broadcast_tensors(self.comm, self.module.buffers(), root)
         outputs = self.module(*inputs, **kwargs)
+        if training:
+            self._marks.leave(outputs, self._sync, needed=self.find_unused_parameters or not self._sync)
         if training and self._sync:
-            self._state, self._num_local = State.OPEN, 0
+            self._state = State.OPEN
             find = self.find_unused_parameters
             self._unused = unused_parameters(outputs, self.parameters_trained) if find else []
-        elif training:
-            self._num_local += 1
         return outputs
 
     @contextmanager
@@ -145,20 +144,11 @@ class DDP(nn.Module):
     @torch.no_grad()
     def on_gradient(self, parameter: nn.Parameter) -> None:
         """Called by autograd when `parameter.grad` is complete."""
-        backward = torch._C._current_graph_task_id()
-        if self._state is State.LOCAL:
-            if backward == self._backward:
-                return
-            self._state = State.CLOSED  # the local backward did not end: something in it raised
-        if self._state is State.CLOSED and self._num_local:
-            self._num_local, self._state, self._backward = self._num_local - 1, State.LOCAL, backward
-            Variable._execution_engine.queue_callback(self._on_local_end)
+        if self._marks.local:
             return
         if self._state is State.OPEN:
-            self._backward = backward
             self._begin()
-        running = self._state is State.RUNNING and backward == self._backward
-        if not running or parameter not in self._waiting_for:
+        if self._state is not State.RUNNING or parameter not in self._waiting_for:
             raise RuntimeError(
                 f"rank {self.comm.global_rank}: a gradient of {self._names[parameter]} came that no forward of the "
                 "wrapper belongs to, so it would not be averaged. Did backward run twice for one forward, or did "
@@ -169,9 +159,6 @@ class DDP(nn.Module):
         check_gradient(self.comm, self._names[parameter], parameter)
         self._waiting_for.discard(parameter)
         self.gradient_ready(parameter)
-
-    def _on_local_end(self) -> None:
-        self._state = State.CLOSED
 
     def _begin(self) -> None:
         self._state = State.RUNNING
@@ -186,12 +173,7 @@ class DDP(nn.Module):
     def _on_end(self) -> None:
         if self._waiting_for:
             missing = [self._names[p] for p in self.parameters_trained if p in self._waiting_for]
-            raise RuntimeError(
-                f"rank {self.comm.global_rank}: backward gave no gradient to {', '.join(missing[:5])}"
-                f"{' …' if len(missing) > 5 else ''}: forward left it out, or its result does not reach the loss. "
-                "Other ranks may wait for it. If that is meant, wrap the model with find_unused_parameters=True. (With "
-                "torch.utils.checkpoint, give it use_reentrant=False)"
-            )
+            raise RuntimeError(no_gradient(self.comm.global_rank, missing, self.find_unused_parameters))
         with self.comm.span(WAIT, "wait"):
             self.average_gradients()
         if self.find_unused_parameters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from course_lib.comm.communicator import Communicator
@@ -33,6 +34,15 @@ def check_wrapping(module: Any, comm: Any, wrappers: tuple[type, ...]) -> None:
                 f"rank {rank}: module: expected its parameters and buffers on {device}, this rank's device, but {name} "
                 f"is on {tensor.device}; call module.to(comm.device) before you wrap it"
             )
+        if tensor.layout is not torch.strided:
+            raise ValueError(
+                f"rank {rank}: module: expected dense tensors, but {name} is {tensor.layout}; densify it"
+            )
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise ValueError(
+                f"rank {rank}: module: {name} is expanded: several of its elements are one in memory, and cannot be "
+                "overwritten with rank 0's; clone() it first"
+            )
 
 
 def check_switches(**switches: Any) -> None:
@@ -58,3 +68,17 @@ def check_gradient(comm: Communicator, name: str, parameter: nn.Parameter) -> No
             "which averaging would cut off. For a penalty on gradients, call torch.autograd.grad(..., "
             "create_graph=True), and then backward() without it"
         )
+
+
+def no_gradient(rank: int, missing: list[str], find_unused_parameters: bool) -> str:
+    """What to say when a backward ends and the parameters `missing` have no gradient."""
+    text = f"rank {rank}: backward gave no gradient to {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}: "
+    if find_unused_parameters:
+        return text + (
+            "forward returned a tensor that depends on it, but this backward did not come from that tensor. Return "
+            "only what the loss uses; add up several losses, and call backward once"
+        )
+    return text + (
+        "forward left it out, or its result does not reach the loss. Other ranks may wait for it. If that is meant, "
+        "wrap the model with find_unused_parameters=True. (With torch.utils.checkpoint, give it use_reentrant=False)"
+    )

@@ -77,14 +77,17 @@ class Unchanged:
         for name in [*now, *self._before]:
             new, old = now.get(name), self._before.get(name)
             if new is None or old is None or new[0] is not old[0] or new[1:] != old[1:]:
-                how = (
-                    "is new or trained only now"
-                    if old is None
-                    else "is gone or frozen"
-                    if new is None
-                    else "is another"
-                )
                 raise RuntimeError(
-                    f"rank {rank}: the model changed after it was wrapped: {name} {how}. The wrapper averages the "
-                    "gradients of the parameters it was given. Change the model first, then wrap it (again)"
+                    f"rank {rank}: the model changed after it was wrapped: {name} {_difference(old, new)}. The "
+                    "wrapper knows what it was given. Change the model first, then wrap it (again)"
                 )
+
+
+def _difference(old: tuple | None, new: tuple | None) -> str:
+    if old is None:
+        return "is new or trained only now"
+    if new is None:
+        return "is gone or frozen"
+    if old[1:] != new[1:]:
+        return f"was {list(old[1])} {old[2]} and is {list(new[1])} {new[2]}"
+    return "is another"
