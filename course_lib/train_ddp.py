@@ -10,6 +10,7 @@ code 0: trained to the end. 143: stopped by SIGTERM, the snapshot is on the disk
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -34,6 +35,7 @@ from course_lib.parallel.trainer import (
     process_group,
     process_started,
     restart_count,
+    run_id,
 )
 
 _IMPORTED = time.time()
@@ -41,17 +43,38 @@ _IMPORTED = time.time()
 
 class Demonstration(Trainer):
     """A Trainer that can be slow enough to watch, and dies where it is told: on rank `crash_at[2]` with SIGKILL, before
-    step `crash_at[1]` of epoch `crash_at[0]`, and not again after a restart."""
+    step `crash_at[1]` of epoch `crash_at[0]`, and not again in the same job of torchrun."""
 
     crash_at: tuple[int, int, int] | None = None
     step_delay_s = 0.0
 
+    def check_crash(self, total_epochs: int) -> None:
+        """Say so if the training never comes to that place. (No error: with more or fewer nodes it may.)"""
+        num_steps = math.ceil(math.ceil(self.sampler.length / self.comm.world_size) / self.batch_size)
+        ends = {"epoch": total_epochs, "step": num_steps, "rank": self.comm.world_size}
+        for (name, end), number in zip(ends.items(), self.crash_at or (), strict=False):
+            if number >= end:
+                self.say(
+                    f"WARNING: --crash_at: nothing will crash at {name} {number}: there are {end}, counted from 0",
+                    sys.stderr,
+                )
+
     def train_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         here = (self.progress.epoch, self.progress.step, self.comm.rank)
-        if here == self.crash_at and restart_count() == 0:
+        if here == self.crash_at and self._crashes():
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self.step_delay_s)
         return super().train_step(inputs, targets)
+
+    def _crashes(self) -> bool:
+        """Whether it has not yet, in this job. The job's name says it, if it has one: see `run_id`."""
+        if not run_id():
+            return restart_count() == 0
+        crashed = self.snapshot_path.with_name(self.snapshot_path.name + ".crashed")
+        if crashed.exists() and crashed.read_text() == run_id():
+            return False
+        crashed.write_text(run_id())
+        return True
 
 
 @record  # torchrun then shows the exception of the rank that failed first
@@ -105,6 +128,7 @@ def build(options: argparse.Namespace, comm: Communicator, journal: Journal) -> 
     if options.crash_at:
         epoch, step, *rank = options.crash_at
         trainer.crash_at = (epoch, step, rank[0] if rank else comm.world_size - 1)
+        trainer.check_crash(options.total_epochs)
     return trainer
 
 
@@ -119,6 +143,12 @@ def _not_negative(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number, 0 or more, got {text!r}")
     return number
+
+
+def _share(text: str) -> float:
+    if not 0 <= float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
+    return float(text)
 
 
 def _whole(least: int) -> Any:
@@ -157,7 +187,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "go on from a snapshot: if there is one (auto), never (set it aside), or demand it (must)",
     },
     "model": {"choices": ("mlp", "cnn"), "default": "mlp", "help": "(mlp)"},
-    "dropout": {"type": float, "default": 0.1, "help": "share of values that dropout sets to 0 (0.1)"},
+    "dropout": {"type": _share, "default": 0.1, "help": "share of values that dropout sets to 0 (0.1)"},
     "optimizer": {"choices": ("sgd", "adam"), "default": "sgd", "help": "sgd has momentum 0.9 (sgd)"},
     "lr": {
         "type": _not_negative,
@@ -184,7 +214,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "crash_at": {
         "type": _place,
         "metavar": "EPOCH:STEP[:RANK]",
-        "help": "for demonstrations: this rank (the last) kills itself before this step, unless torchrun restarted it",
+        "help": "for demonstrations: this rank (the last) kills itself before this step, once in a job of torchrun",
     },
 }
 

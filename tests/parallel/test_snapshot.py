@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -217,6 +218,48 @@ def test_a_failed_write_leaves_the_old_ones_valid(tmp_path: Path) -> None:
     assert [snapshot.read(file).state["number"] for file in (path, snapshot.previous_of(path))] == [2, 1]
     with file_size_limit(500), pytest.raises(SnapshotError, match="There is none yet"):
         written(tmp_path / "other.pt", 3)
+
+
+def test_a_failed_renaming_puts_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, replace = written(tmp_path / "s.pt", 1, 2), os.replace
+
+    def fails(old: Path, new: Path) -> None:
+        if old == snapshot.partial_of(path):
+            raise OSError(errno.EIO, "Input/output error")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(SnapshotError, match="Input/output error") as caught:
+        written(path, 3)
+    assert f" {path} stayed as before." in str(
+        caught.value
+    )  # and says nothing of the one before, which is gone
+    assert os.listdir(tmp_path) == ["s.pt"] and snapshot.read(path).state["number"] == 2
+
+
+def test_a_directory_that_cannot_be_synced_is_said_and_no_failure(tmp_path: Path, monkeypatch) -> None:
+    path, fsync = written(tmp_path / "s.pt", 1), os.fsync
+
+    def fails(file: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{file}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.warns(UserWarning, match=r"s\.pt is written, but .* Invalid argument\. A power cut"):
+        written(path, 2)
+    assert [snapshot.read(file).state["number"] for file in (path, snapshot.previous_of(path))] == [2, 1]
+
+
+def test_what_is_set_aside_overwrites_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "s.pt"
+    names = [snapshot.set_aside(written(path, number)).name for number in (1, 2)]
+    (tmp_path / "s.pt.aside.3").mkdir()
+    names.append(snapshot.set_aside(written(path, 3)).name)
+    assert names == ["s.pt.aside", "s.pt.aside.2", "s.pt.aside.4"]
+    assert [snapshot.read(tmp_path / name).state["number"] for name in names] == [1, 2, 3]
+    with pytest.raises(SnapshotError, match=r"s\.pt cannot be set aside as .*s\.pt\.aside\.5: No such file"):
+        snapshot.set_aside(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")

@@ -6,11 +6,13 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from course_lib.parallel.trainer import (
     TutorialTrainer,
     kept_samples,
     read_audit,
+    read_events,
     recovery,
     snapshot,
 )
@@ -243,16 +246,31 @@ def test_resume_never_sets_aside_and_must_demands(pools, tmp_path) -> None:
     )
 
 
-def test_resume_never_means_the_first_start_only(pools, tmp_path) -> None:
-    def restarted(comm: Any) -> None:
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
-        try:
-            run(comm, tmp_path / "s.pt", 2, resume="never")
-        finally:
-            del os.environ["TORCHELASTIC_RESTART_COUNT"]
+@contextmanager
+def under_torchrun(job: str, restarts: int) -> Iterator[None]:
+    names = {"TORCHELASTIC_RUN_ID": job, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
 
-    pools(2).run(lambda c: run(c, tmp_path / "s.pt", 1))
-    assert pools(2).run(restarted).output[0].startswith("resumed from snapshot epoch 1")
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "resumes"),
+    [("none", 0, False), ("none", 1, True), ("b", 0, False), ("b", 1, False), ("a", 0, True), ("a", 1, True)],
+)
+def test_resume_never_means_the_first_start_of_a_job_only(pools, tmp_path, job, restarts, resumes) -> None:
+    """When a node joins, all start again with the same job's name and the restart count as it was."""
+
+    def started(comm: Any, job: str, restarts: int, epochs: int) -> None:
+        with under_torchrun(job, restarts):
+            run(comm, tmp_path / "s.pt", epochs, resume="never")
+
+    pools(2).run(started, "a", 0, 1)
+    printed = pools(2).run(started, job, restarts, 2).output[0]
+    assert printed.startswith("resumed from snapshot epoch 1") == resumes != ("set aside" in printed), printed
 
 
 # --- damaged, foreign, impossible
@@ -312,11 +330,14 @@ def test_another_trainings_snapshot_is_refused(tmp_path, other, words) -> None:
 def test_arguments_are_checked(tmp_path) -> None:
     with process_group() as comm:
         for options, words in (
-            ({"batch_size": 0}, "batch_size: expected 1 or more, got 0"),
-            ({"save_every": 0}, "save_every: expected 1 or more, got 0"),
-            ({"save_every_steps": -1}, "save_every_steps: expected 1 or more, got -1"),
+            ({"batch_size": 0}, "batch_size: expected a whole number, 1 or more, got 0"),
+            ({"batch_size": 2.5}, "batch_size: expected a whole number, 1 or more, got 2.5"),
+            ({"save_every": 0}, "save_every: expected a whole number, 1 or more, got 0"),
+            ({"save_every_steps": -1}, "save_every_steps: expected a whole number, 1 or more, got -1"),
             ({"resume": "yes"}, "resume: expected one of auto, never, must, got 'yes'"),
-            ({"seed": -1}, "seed: expected 0 or more"),
+            ({"seed": -1}, "seed: expected a whole number, 0 or more"),
+            ({"grace_s": -1}, "grace_s: expected a number of seconds, 0 or more, got -1"),
+            ({"grace_s": float("nan")}, "grace_s: expected a number of seconds, 0 or more, got nan"),
         ):
             with pytest.raises(ValueError, match=words):
                 make(comm, tmp_path / "s.pt", **options)
@@ -324,6 +345,27 @@ def test_arguments_are_checked(tmp_path) -> None:
         sampler = DistributedSampler(SAMPLES, 2, 1)
         with pytest.raises(ValueError, match="expected one for rank 0 of 1, got one for rank 1 of 2"):
             Trainer(trainer.model, trainer.optimizer, [], sampler, comm, batch_size=1, snapshot_path="s.pt")
+        with pytest.raises(ValueError, match=r"total_epochs: expected a whole number, 0 or more, got 2\.5"):
+            trainer.fit(2.5)
+
+
+def test_the_sampler_must_be_for_this_data_and_know_its_place(tmp_path) -> None:
+    with process_group() as comm:
+        made = make(comm, tmp_path / "s.pt")
+
+        def with_sampler(sampler: Any, size: int) -> None:
+            data = TensorDataset(torch.zeros(size, 57), torch.zeros(size, dtype=torch.int64))
+            Trainer(made.model, made.optimizer, data, sampler, comm, batch_size=1, snapshot_path="s.pt")
+
+        for size in (6, 12):
+            with pytest.raises(
+                ValueError, match=f"expected one for the {size} samples of the .* got one for 8"
+            ):
+                with_sampler(DistributedSampler(8, 1, 0), size)
+        with pytest.raises(
+            TypeError, match=r"DistributedSampler of course_lib.*cannot say how far into an epoch"
+        ):
+            with_sampler(torch.utils.data.DistributedSampler(range(8), 1, 0), 8)
 
 
 def test_an_unwritable_place_is_an_error_before_the_first_step(tmp_path) -> None:
@@ -390,6 +432,29 @@ def test_at_the_end_a_full_disk_is_an_error(tmp_path) -> None:
     assert snapshot.read(path).state["progress"]["epoch"] == 1
 
 
+def test_a_failed_save_at_the_end_is_an_error_on_every_rank(pools, tmp_path) -> None:
+    """And no rank waits for another one: all have heard that the save before it had failed, too."""
+    path = tmp_path / "gone" / "s.pt"
+
+    def fits(comm: Any) -> str:
+        trainer = make(comm, path)
+        trainer.fit(1)
+        comm.barrier()
+        if comm.rank == 0:
+            shutil.rmtree(path.parent)
+        comm.barrier()
+        try:
+            trainer.fit(2)
+        except snapshot.SnapshotError as error:
+            return str(error)
+        return ""
+
+    path.parent.mkdir()
+    results = pools(2).run(fits)
+    assert all(message.startswith(f"The snapshot cannot be written to {path}") for message in results)
+    assert "Training goes on" in results.output[0]  # after epoch 1 itself
+
+
 # --- SIGTERM
 
 
@@ -422,6 +487,17 @@ def test_sigterm_on_one_rank_stops_all_after_the_step(pools, tmp_path) -> None:
     results = pool.run(lambda c: run(c, path, 6))
     assert results.output[0].startswith("resumed from snapshot epoch 2, step 2\n")
     assert not differences(results[0][0], expected[0]) and results[0][2] is False
+
+
+def test_a_stopped_trainer_says_that_it_trains_no_more(tmp_path, capsys) -> None:
+    with process_group() as comm:
+        trainer = make(comm, tmp_path / "s.pt", cls=Preempted)
+        trainer.who = 0
+        trainer.fit(6)
+        assert "trains nothing more" not in capsys.readouterr().err
+        trainer.fit(7)
+    assert (trainer.progress.epoch, trainer.progress.step) == (2, 2)
+    assert "fit trains nothing more: SIGTERM has stopped this Trainer" in capsys.readouterr().err
 
 
 def test_nobody_waits_for_ever_after_sigterm() -> None:
@@ -486,6 +562,21 @@ def test_each_mistake_of_the_tutorial_ends_elsewhere_and_none_does_not(pools, tm
     assert all(gap > 1e-4 for gap in far.values()), far
 
 
+def test_a_tutorials_trainer_knows_whole_epochs_only(tmp_path) -> None:
+    with process_group() as comm:
+        for _ in range(
+            2
+        ):  # the second time it goes on from a snapshot of epoch 0, which has no epoch before it
+            trainer = make(comm, tmp_path / "s.pt", cls=TutorialTrainer)
+            assert trainer.fit(0).epoch == 0
+        assert trainer.fit(1).epoch == 1
+        run(comm, tmp_path / "middle.pt", 1, (0, 3), save_every_steps=2)
+        with pytest.raises(
+            snapshot.SnapshotError, match=r"end of an epoch, got one from epoch 0, step 2\. Go on with"
+        ):
+            make(comm, tmp_path / "middle.pt", cls=TutorialTrainer).fit(1)
+
+
 # --- what it writes down
 
 
@@ -517,6 +608,23 @@ def test_a_file_that_is_no_audit_is_named(tmp_path) -> None:
         read_audit(tmp_path / "audit")
     with pytest.raises(ValueError, match=r"audit: expected a file that can be written, got .*No such file"):
         Journal(audit=tmp_path / "no" / "audit")
+    (tmp_path / "events").write_text('{"time": 1.0, "name": "a", "rank": 0, "restart": 0}\n{"time": 2.0, "na')
+    with pytest.raises(
+        ValueError, match=r"events: line 2 of .*events is none that a Trainer writes: '{\"time\": 2"
+    ):
+        read_events(tmp_path / "events")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_journal_that_cannot_be_written_costs_no_training(tmp_path, capsys) -> None:
+    with process_group() as comm:
+        journal = Journal(audit="/dev/full", events=tmp_path / "events")
+        assert run(comm, tmp_path / "s.pt", 2, journal=journal) is not None
+    printed = capsys.readouterr().err
+    assert printed.count("WARNING: rank 0: audit: no line can be written any more (No space left") == 1, (
+        printed
+    )
+    assert [event["name"] for event in read_events(tmp_path / "events")].count("epoch done") == 2
 
 
 def test_the_parts_of_a_recovery_add_up() -> None:
@@ -538,6 +646,10 @@ def test_the_parts_of_a_recovery_add_up() -> None:
     assert [v for k, v in parts.items() if k != "detection and rendezvous"] == [2.0] * 5
     split = recovery(events, killed_at=101.0, noticed_at=101.5)
     assert (split["detection"], split["rendezvous"]) == (0.5, 1.75) and sum(split.values()) == 113.25 - 101
+    with pytest.raises(
+        ValueError, match=r"noticed_at: expected .* not before the fault, at killed_at=101\.0, got 99"
+    ):
+        recovery(events, killed_at=101.0, noticed_at=99.0)
     with pytest.raises(ValueError, match="no 'process start' after 200"):
         recovery(events, killed_at=200.0)
     with pytest.raises(ValueError, match="no 'first step done'"):

@@ -11,7 +11,7 @@ what a run writes down; `audit` and `recovery` read it. `tutorial`: a Trainer th
 """
 
 from course_lib.parallel.trainer.audit import Step, kept_samples, read_audit
-from course_lib.parallel.trainer.journal import Journal, process_started, restart_count
+from course_lib.parallel.trainer.journal import Journal, process_started, restart_count, run_id
 from course_lib.parallel.trainer.preemption import EXIT_CODE
 from course_lib.parallel.trainer.process_group import process_group
 from course_lib.parallel.trainer.recovery import read_events, recovery
@@ -36,4 +36,5 @@ __all__ = [
     "read_events",
     "recovery",
     "restart_count",
+    "run_id",
 ]

@@ -6,11 +6,11 @@ gone, and their samples are trained on again. So a sample may stand in the file 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from course_lib.parallel.trainer.journal import read_lines
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,9 @@ class Step:
 
 def read_audit(path: Path | str) -> list[Step]:
     """All completed steps, in the order in which they were written. Raises ValueError for a file that is no audit."""
-    lines = list(_lines(Path(path)))
-    went_back_to: list[
-        tuple[int, int]
-    ] = []  # from the end: the earliest position at which a later attempt began
+    lines = list(read_lines(path, "audit", ("epoch", "step", "restart")))
+    # From the end: the earliest position at which a later attempt began.
+    went_back_to: list[tuple[int, int]] = []
     earliest = (1 << 62, 0)
     for line in reversed(lines):
         went_back_to.append(earliest)
@@ -60,16 +59,3 @@ def kept_samples(audit: Path | str, epoch: int | None = None) -> Counter[int]:
         if step.kept and epoch in (None, step.epoch):
             kept.update(step.indices)
     return kept
-
-
-def _lines(path: Path) -> Iterator[dict]:
-    for number, text in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            line = json.loads(text)
-            line["epoch"], line["step"], line["restart"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"audit: line {number} of {path} is none that a Trainer writes: {text[:60]!r}. "
-                "Give the file of `--audit`."
-            ) from error
-        yield line

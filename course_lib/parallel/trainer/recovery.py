@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from course_lib.parallel.trainer.journal import read_lines
 
 STAGES = {
     "process start": "detection and rendezvous",
@@ -18,9 +19,12 @@ STAGES = {
 
 
 def read_events(path: Path | str) -> list[dict[str, Any]]:
-    """The events of all ranks and restarts, in order of time: dicts with time, name, rank, restart and details."""
-    lines = Path(path).read_text().splitlines()
-    return sorted((json.loads(line) for line in lines), key=lambda event: event["time"])
+    """The events of all ranks and restarts, in order of time: dicts with time, name, rank, restart and details.
+
+    Raises ValueError, which names the line, for a file that no Trainer wrote.
+    """
+    lines = read_lines(path, "events", ("time", "name", "rank", "restart"))
+    return sorted(lines, key=lambda event: event["time"])
 
 
 def recovery(
@@ -30,8 +34,14 @@ def recovery(
 
     A part ends when the slowest rank is through, so the parts add up to the whole. "detection and rendezvous" is what
     the agents do: notice, end the other workers, meet again, start new ones. With `noticed_at`, the time at which the
-    agent noticed, it is split in two. Raises ValueError if no worker came back, or none finished a step.
+    agent noticed, it is split in two. Raises ValueError if no worker came back, or none finished a step, or
+    `noticed_at` lies before the fault.
     """
+    if noticed_at is not None and not noticed_at >= killed_at:
+        raise ValueError(
+            f"noticed_at: expected a time.time() not before the fault, at killed_at={killed_at}, got {noticed_at}; "
+            "take both from the same clock: killed_at from before the kill, not from after it"
+        )
     if not isinstance(events, list):
         events = read_events(events)
     later = [event for event in events if event["time"] > killed_at]

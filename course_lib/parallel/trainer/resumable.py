@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.trainer import rng, shared, snapshot
-from course_lib.parallel.trainer.journal import Journal
+from course_lib.parallel.trainer.journal import Journal, run_id
 from course_lib.parallel.trainer.snapshot import SnapshotError
 
 Resume = Literal["auto", "never", "must"]
@@ -107,28 +107,33 @@ class Resumable:
     # --- to the disk
 
     def save(self, last: bool = False) -> None:
-        """Write a snapshot, on rank 0; all ranks call.
+        """Write a snapshot, on rank 0; all ranks call, and hear whether it is on the disk.
 
         If that fails, training goes on, with a message, and the next time may succeed; the snapshot before stays
-        valid. With `last` there is no next time: it raises SnapshotError. What is on the disk already is not written
-        again.
+        valid. With `last` there is no next time: it raises SnapshotError, on every rank. What is on the disk already
+        is not written again.
         """
-        if self._saved == self.progress:
+        if self._saved == self.progress:  # the same on all ranks: what follows needs all of them
             return
-        state = self.state_dict()
-        if self.comm.rank == 0:
-            try:
+        state = self.state_dict() | {"run": run_id()}
+        kind, text = shared.broadcast_outcome(self.comm, *self._write(state))
+        if kind == shared.DONE:
+            self._saved = Progress(**state["progress"])
+        elif last:
+            raise SnapshotError(text.decode())
+        else:
+            warning = f"WARNING: {text.decode()} Training goes on; the next snapshot is tried when it is due."
+            self.say(warning, sys.stderr)
+
+    def _write(self, state: dict[str, Any]) -> tuple[int, bytes]:
+        """On rank 0: (what came of it, the error's text). On the others nothing."""
+        try:
+            if self.comm.rank == 0:
                 snapshot.write(self.snapshot_path, snapshot.pack(state))
-            except SnapshotError as error:
-                if last:
-                    raise
-                self.say(
-                    f"WARNING: {error} Training goes on; the next snapshot is tried when it is due.",
-                    sys.stderr,
-                )
-                return
-            self.journal.event("snapshot written", epoch=self.progress.epoch, step=self.progress.step)
-        self._saved = Progress(**state["progress"])
+                self.journal.event("snapshot written", epoch=self.progress.epoch, step=self.progress.step)
+        except SnapshotError as error:
+            return shared.FAILED, str(error).encode()
+        return shared.DONE, b""
 
     def check_snapshot(self) -> None:
         """Raise SnapshotError on rank 0 if a snapshot of what there is now could not be written, or not be read."""
@@ -170,7 +175,7 @@ class Resumable:
 
     def _find(self) -> tuple[int, bytes]:
         path, previous = self.snapshot_path, snapshot.previous_of(self.snapshot_path)
-        if self.resume == "never" and self.journal.restart == 0:
+        if self.resume == "never" and not self._is_of_this_run():
             for old in filter(os.path.lexists, (path, previous)):
                 self.say(f"{old} is not resumed: set aside as {snapshot.set_aside(old)}")
         found = snapshot.latest(path)
@@ -183,11 +188,19 @@ class Resumable:
             return shared.NOTHING, b""
         for problem in found.problems:
             self.say(f"WARNING: {problem}; {found.path}, the one before it, is used", sys.stderr)
-        if found.path == previous and os.path.lexists(
-            path
-        ):  # or the next save would make it the previous one
-            snapshot.set_aside(path)
-        return shared.FOUND, found.data
+        if found.path == previous and os.path.lexists(path):
+            snapshot.set_aside(path)  # or the next save would make it the previous one
+        return shared.DONE, found.data
+
+    def _is_of_this_run(self) -> bool:
+        """Whether this process belongs to a run that has set aside what it found, and goes on from its own snapshot."""
+        if not run_id():
+            return self.journal.restart > 0
+        try:
+            found = snapshot.latest(self.snapshot_path)
+        except SnapshotError:
+            return False
+        return found is not None and found.state.get("run") == run_id()
 
     def _say_what_changed(self, old_size: int) -> None:
         new_size = self.comm.world_size

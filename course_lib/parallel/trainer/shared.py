@@ -1,4 +1,4 @@
-"""Two things the ranks do together around a snapshot: hand theirs to all, and hear what rank 0 found on its disk.
+"""Two things the ranks do together around a snapshot: hand theirs to all, and hear what rank 0 did on its disk.
 
 Only rank 0 touches the disk. If every rank read its own copy, one node could resume from another step than the rest,
 and nothing would say so; and only rank 0 needs to see the directory.
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from course_lib.comm.communicator import Communicator
 from course_lib.comm.together import broadcast_bytes
 
-FOUND, NOTHING, FAILED = range(3)
+DONE, NOTHING, FAILED = range(3)
 
 
 def gather_objects(comm: Communicator, mine: Any) -> list[Any]:

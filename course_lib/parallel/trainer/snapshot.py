@@ -27,11 +27,14 @@ import hashlib
 import io
 import os
 import re
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from course_lib.parallel.trainer import disk
 
 MAGIC, VERSION = b"course_lib.snapshot", 1
 _LONGEST_HEADER = 200
@@ -92,9 +95,8 @@ def unpack(data: bytes, name: Path | str = "the snapshot") -> dict[str, Any]:
         raise SnapshotError(f"{name} is damaged: its checksum is not the one in its first line")
     try:
         return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    except (
-        Exception
-    ) as error:  # torch raises many kinds; its advice, to load with weights_only=False, is not ours
+    # torch raises many kinds; its advice, to load with weights_only=False, is not ours.
+    except Exception as error:
         asked_for = re.search(r"GLOBAL (\S+)", str(error))
         what = f"it asks for {asked_for[1]}" if asked_for else type(error).__name__
         raise SnapshotError(
@@ -156,21 +158,28 @@ def latest(path: Path | str) -> Loaded | None:
 def write(path: Path | str, data: bytes) -> None:
     """Make `data` the snapshot `path`; the one that was there becomes `previous_of(path)`.
 
-    Raises SnapshotError if that fails; the snapshots that were there are then as they were.
+    Raises SnapshotError if that fails. The snapshot that was there is then in its place again; should already the
+    writing have failed, and not a renaming, the one before it is, too. Warns if the directory cannot be synced: the
+    new snapshot is in its place, but a power cut may bring back the one before.
     """
     path = Path(path)
     partial = partial_of(path)
     try:
-        _write_through(partial, data)
-        if path.exists():
-            os.replace(path, previous_of(path))
-        os.replace(partial, path)
-        _sync_directory(path.parent)
+        disk.write_through(partial, data)
+        disk.move_in(partial, path, previous_of(path))
     except OSError as error:
-        _remove(partial)
+        disk.remove(partial)
         kept = [str(file) for file in (path, previous_of(path)) if file.is_file()]
         still = f"{' and '.join(kept)} stayed as before" if kept else "There is none yet"
         raise SnapshotError(f"{_cannot_write(path, len(data), error)} {still}.") from error
+    try:
+        disk.sync_directory(path.parent)
+    except OSError as error:  # some file systems of networks know no fsync of a directory
+        warnings.warn(
+            f"The snapshot {path} is written, but the directory's new names could not be forced onto the disk: "
+            f"{error.strerror}. A power cut in the next seconds may bring back the snapshot before it.",
+            stacklevel=2,
+        )
 
 
 def check_writable(path: Path | str, data: bytes) -> None:
@@ -188,40 +197,28 @@ def check_writable(path: Path | str, data: bytes) -> None:
     copies = 1 + sum(not file.exists() for file in (path, previous_of(path)))
     partial = partial_of(path)
     try:
-        _write_through(partial, data * copies)
+        disk.write_through(partial, data * copies)
         partial.unlink()
     except OSError as error:
-        _remove(partial)
+        disk.remove(partial)
         raise SnapshotError(_cannot_write(path, copies * len(data), error)) from error
 
 
 def set_aside(path: Path | str) -> Path:
-    """Rename `path` to NAME.aside, so that no run takes it for its own, and return the new name."""
-    aside = Path(path).with_name(Path(path).name + ".aside")
-    os.replace(path, aside)
+    """Rename `path` to NAME.aside, so that no run takes it for its own, and return the new name.
+
+    If there is one already, to NAME.aside.2, and so on. Raises SnapshotError if it cannot be renamed.
+    """
+    path = Path(path)
+    aside = disk.free_name(path, ".aside")
+    try:
+        os.replace(path, aside)
+    except OSError as error:
+        raise SnapshotError(
+            f"{path} cannot be set aside as {aside}: {error.strerror}. Give rights in {path.parent}, or name another "
+            "file with --snapshot_path."
+        ) from error
     return aside
-
-
-def _write_through(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink()
-    except OSError:
-        pass  # it could not be made either
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _cannot_write(path: Path, size_bytes: int, error: OSError) -> str:

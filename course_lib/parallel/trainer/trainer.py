@@ -22,7 +22,10 @@ processes, whose generators no snapshot can reach in the middle of an epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sized
+from numbers import Integral
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,18 +46,22 @@ class Trainer(Resumable):
     """Trains `model` on every rank of `comm`, and keeps a snapshot.
 
     model: wrapped for data parallelism, say in torch's DDP, and on `comm.device`. dataset: gives (input, target) for an
-    index. sampler: a `DistributedSampler` made for this rank. batch_size: samples per step *on each rank*.
-    scheduler: steps once an epoch. loss_fn: the mean over a batch.
+    index. sampler: a `parallel.sampler.DistributedSampler` made for this rank and for `len(dataset)` samples (torch's
+    own cannot go on in the middle of an epoch). batch_size: samples per step *on each rank*. scheduler: steps once an
+    epoch. loss_fn: the mean over a batch.
 
     snapshot_path: written by rank 0, after every `save_every` epochs, after every `save_every_steps` steps, at the end,
     and on SIGTERM. resume: "auto" goes on from a snapshot if there is one, "must" demands one, "never" sets aside what
-    is there and begins anew (a restart by torchrun then goes on all the same). seed: of all generators, on each rank
-    with its rank. journal: where to write what happens. grace_s: see `StopSignal`.
+    is there and begins anew. (What torchrun starts again, after a failure or because a node came or went, goes on all
+    the same: the snapshot holds the job's name, from --rdzv-id. Without a name, as a job with fixed node ranks has
+    none, the restart count must do.) seed: of all generators, on each rank with its rank. journal: where to write what
+    happens. grace_s: see `StopSignal`.
 
     `progress` says how far it is; `losses` has the loss of each step of this process, the mean over all ranks;
     `stopped` is True after SIGTERM.
 
-    Raises ValueError for arguments that make no sense, SnapshotError if a snapshot cannot be written or used.
+    Raises ValueError or TypeError for arguments that make no sense, SnapshotError if a snapshot cannot be written or
+    used.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class Trainer(Resumable):
     def fit(self, total_epochs: int) -> Progress:
         """Train until `total_epochs` are done, counting those before a restart, or until SIGTERM. Either way, the
         snapshot is then on the disk."""
+        self._check_fit(total_epochs)
         with StopSignal(self.grace_s) as stop:
             if not self._ready:
                 self.restore()
@@ -176,23 +184,51 @@ class Trainer(Resumable):
         if progress.epoch % self.save_every == 0:
             self.save()
 
+    # --- checks
+
+    def _check_fit(self, total_epochs: int) -> None:
+        _whole("total_epochs", total_epochs, 0)
+        if self.stopped:
+            self.say("WARNING: fit trains nothing more: SIGTERM has stopped this Trainer, and a new one goes on from "
+                     f"the snapshot {self.snapshot_path}", sys.stderr)  # fmt: skip
+
     def _check_arguments(self) -> None:
-        least_one = {"batch_size": self.batch_size, "save_every": self.save_every}
-        if self.save_every_steps is not None:
-            least_one["save_every_steps"] = self.save_every_steps
-        for name, value in least_one.items():
-            if value < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {value}")
+        for name in ("batch_size", "save_every", "save_every_steps"):
+            if name != "save_every_steps" or self.save_every_steps is not None:
+                _whole(name, getattr(self, name), 1)
         if self.resume not in get_args(Resume):
             raise ValueError(f"resume: expected one of {', '.join(get_args(Resume))}, got {self.resume!r}")
-        if self.seed < 0:
-            raise ValueError(f"seed: expected 0 or more, got {self.seed}")
-        made_for = self.sampler.rank, self.sampler.num_replicas
-        if made_for != (self.comm.rank, self.comm.world_size):
+        _whole("seed", self.seed, 0)
+        if not 0 <= self.grace_s <= threading.TIMEOUT_MAX:
+            raise ValueError(f"grace_s: expected a number of seconds, 0 or more, got {self.grace_s!r}")
+        self._check_sampler()
+
+    def _check_sampler(self) -> None:
+        sampler, rank = self.sampler, self.comm.rank
+        if not all(
+            hasattr(sampler, name) for name in ("length", "rank", "num_replicas", "advance", "state_dict")
+        ):
+            raise TypeError(
+                f"sampler: expected a DistributedSampler of course_lib.parallel.sampler, got {type(sampler)}, which "
+                "cannot say how far into an epoch it has come"
+            )
+        made_for = sampler.rank, sampler.num_replicas
+        if made_for != (rank, self.comm.world_size):
             raise ValueError(
-                f"rank {self.comm.rank}: sampler: expected one for rank {self.comm.rank} of {self.comm.world_size}, "
+                f"rank {rank}: sampler: expected one for rank {rank} of {self.comm.world_size}, "
                 f"got one for rank {made_for[0]} of {made_for[1]}"
             )
+        size = len(self.dataset) if isinstance(self.dataset, Sized) else sampler.length
+        if size != sampler.length:
+            raise ValueError(
+                f"rank {rank}: sampler: expected one for the {size} samples of the dataset, got one for "
+                f"{sampler.length}; make it with len(dataset), and train on a part with torch's Subset"
+            )
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name}: expected a whole number, {least} or more, got {value!r}")
 
 
 class _Numbered(Dataset):

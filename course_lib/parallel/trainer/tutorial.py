@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from course_lib.parallel.trainer.snapshot import SnapshotError
 from course_lib.parallel.trainer.trainer import Trainer
 
 MISTAKES = {
@@ -20,7 +21,7 @@ class TutorialTrainer(Trainer):
     """A Trainer that makes these `mistakes` (some of `MISTAKES`; all) when it resumes. Undisturbed, it is a Trainer.
 
     With all of them, nothing counts in its snapshot but the model and the number of an epoch. Use `save_every`, not
-    `save_every_steps`: it cannot resume inside an epoch.
+    `save_every_steps`: it cannot resume inside an epoch, and raises SnapshotError.
     """
 
     def __init__(self, *args: Any, mistakes: Collection[str] = tuple(MISTAKES), **options: Any) -> None:
@@ -31,11 +32,17 @@ class TutorialTrainer(Trainer):
         self.mistakes, self._first_epoch = set(mistakes), 0
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        epoch, step = state["progress"]["epoch"], state["progress"]["step"]
+        if self.mistakes and step:
+            raise SnapshotError(
+                f"rank {self.comm.rank}: a tutorial's snapshot counts whole epochs: expected one from the end of an "
+                f"epoch, got one from epoch {epoch}, step {step}. Go on with Trainer, or begin anew: resume='never'."
+            )
         fresh = self.state_dict()  # what a new process has
         forgotten = {"optimizer": ("optimizer", "scheduler"), "rng": ("rng",), "sampler": ("sampler",)}
         parts = [part for mistake in self.mistakes for part in forgotten.get(mistake, ())]
         super().load_state_dict(state | {part: fresh[part] for part in parts})
-        if "epoch" in self.mistakes:
+        if "epoch" in self.mistakes and epoch > 0:
             self.progress.epoch -= 1
             self.progress.epoch_losses.pop()
         self._first_epoch = self.progress.epoch
