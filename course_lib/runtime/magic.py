@@ -12,6 +12,7 @@ The cell knows nothing of the notebook's variables: it is a file of its own, whi
 from __future__ import annotations
 
 import argparse
+import keyword
 import os
 import shlex
 import shutil
@@ -69,7 +70,14 @@ def run_cell(line: str, cell: str, variables: dict[str, Any]) -> TorchrunResult:
     script_args, save, into, hosts = (asked.pop(name) for name in ("script_args", "save", "into", "hosts"))
     if hosts is not None and hosts not in variables:
         raise ValueError(f"%%torchrun: --hosts names a variable of the notebook; there is no {hosts!r}")
+    if into is not None and (not into.isidentifier() or keyword.iskeyword(into)):
+        raise ValueError(f"%%torchrun: --into: expected the name of a variable, got {into!r}")
     pairs = [pair.partition("=") for pair in asked.pop("env")]
+    for name, equals, value in pairs:
+        if not name or not equals:
+            raise ValueError(
+                f"%%torchrun: --env: expected NAME=VALUE, as in --env A=1, got {name + equals + value!r}"
+            )
     asked["nproc_per_node"] = _number(asked["nproc_per_node"])
     directory = temporary_directory()
     script = directory / (Path(save).name if save else "cell.py")

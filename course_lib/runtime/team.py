@@ -194,7 +194,7 @@ class Team:
         if not self.open:
             return
         self.open = False
-        with _uninterrupted():
+        with uninterrupted():
             own = [member.number for member in self.members]
             if not self.server.wait(own, patience_s):
                 self.server.kill(own)
@@ -208,7 +208,7 @@ class Team:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Ctrl-C does nothing inside: it has already ended the launch, and the clean-up must not be cut short."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -46,15 +46,15 @@ def test_interrupt(kernel: Kernel, tmp_path: Path) -> None:
     request = kernel.start(
         f"from course_lib import torchrun\ntorchrun({str(tmp_path / 'sleeps.py')!r}, 'child')"
     )
-    interrupted: list[float] = []
+    interrupted = []
 
     def when_up(text: str) -> None:
         if "up 0" in text and not interrupted:
-            interrupted.append(time.monotonic())
+            interrupted.append(True)
             kernel.interrupt()
 
     shown = kernel.finish(request, on_output=when_up)
-    assert shown.error == "KeyboardInterrupt" and time.monotonic() - interrupted[0] < 3 + 1, shown
+    assert shown.error == "KeyboardInterrupt", shown
     assert _others(tag, kernel) == []
     assert kernel.run("1 + 1").values == ["2"]
 

@@ -13,6 +13,9 @@ _RESOLVE_S = 5.0
 _MOST_NODES = 64
 _REFUSED = {
     "help": "call installed_options() of course_lib.runtime.torchrun_help",
+    "redirects": "what the workers write is read from files, so both streams go there; `show` says what is shown",
+    "event_log_handler": "what happens is read from torchrun's own events; the result's `events` has them",
+    "local_addr": "an agent started here has its host's address; it is for a node that is started alone, by node_rank",
     "run_path": "it runs the script inside a process whose output is not the worker's; leave it away",
 }
 
@@ -55,15 +58,18 @@ def check_resolves(name: str, host: str) -> None:
         )
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Whether the installed torchrun knows these options. (Only then is it imported here: that takes a moment.)"""
+def check_options(options: Mapping[str, Any], node_rank: int | None) -> None:
+    """Whether the installed torchrun knows these options, and they mean something in a job with this `node_rank`.
+
+    (Only if there are some is torchrun imported here: that takes a moment.)
+    """
     if not options:
         return
     from torch.distributed.run import get_args_parser
 
     known = {action.dest for action in get_args_parser()._actions}
     for name in options:
-        if name in _REFUSED:
+        if name in _REFUSED and not (name == "local_addr" and node_rank is not None):
             raise ValueError(f"{name}: not here: {_REFUSED[name]}")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)

@@ -43,7 +43,7 @@ class Meeting:
         meeting.address = settings.master_addr or meeting.address
         meeting.port = settings.master_port or (_PORT if settings.on_namespaces else 0)
         if meeting.port == 0:
-            meeting.port = _free_port(meeting.address)
+            meeting.port = _free_port()
         elif not settings.on_namespaces and settings.node_rank in (None, 0):
             _check_free(meeting.address, meeting.port)
         return meeting
@@ -53,7 +53,7 @@ class Meeting:
         return f"{self.address}:{self.port}"
 
 
-def _free_port(address: str) -> int:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_LOCAL, 0))
         return probe.getsockname()[1]

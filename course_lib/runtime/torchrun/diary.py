@@ -6,6 +6,7 @@ starts and, at the end, how each one ended. The rest is read from the warnings i
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 import re
@@ -27,8 +28,8 @@ class Event:
     """Something that happened: `at` seconds after the job began, on `node` (the number of its agent).
 
     `kind`: "agent started", "rendezvous" (detail: how long it took), "worker started", "worker failed" (detail: its
-    exit code), "worker gone", "killed" (by you: detail says what), "agent ended" (detail: its exit code); with a store
-    that lives apart, as node -1, "store started" and "store ended".
+    exit code), "worker gone", "killed" (by you: detail says what; `at` is from before the signal), "agent ended"
+    (detail: its exit code); with a store that lives apart, as node -1, "store started" and "store ended".
     """
 
     at: float
@@ -96,7 +97,7 @@ class Agent:
 
 
 class Diary:
-    """Agents, workers and events, in the order in which they appeared. `began`: seconds since 1970."""
+    """Agents and workers in the order in which they appeared, events in order of time. `began`: seconds since 1970."""
 
     def __init__(self, began: float) -> None:
         self.began = began
@@ -106,6 +107,11 @@ class Diary:
 
     def alive(self) -> list[Worker]:
         return sorted((w for w in self.workers if w.gone is None), key=lambda worker: worker.rank)
+
+    def output(self) -> dict[int, str]:
+        """By rank: what all processes of that rank wrote, one after another."""
+        ranks = sorted({worker.rank for worker in self.workers})
+        return {rank: "".join(w.output for w in self.workers if w.rank == rank) for rank in ranks}
 
     def add(self, note: dict[str, Any]) -> list[str]:
         """Take in one note of the guard; returns the lines that a reader should see."""
@@ -127,7 +133,7 @@ class Diary:
         return []
 
     def event(self, at: float, kind: str, node: int, **more: Any) -> None:
-        self.events.append(Event(at, kind, node, **more))
+        bisect.insort(self.events, Event(at, kind, node, **more), key=lambda event: event.at)
 
     def _worker(self, node: int, pid: int) -> Worker | None:
         """The latest worker with this pid: pids come back."""
@@ -169,9 +175,8 @@ class Diary:
                            restart=worker.restart_count, detail=f"exit code {failed[1]}")  # fmt: skip
         elif (ended := _ENDED_BY_AGENT.search(text)) and (worker := self._worker(agent.node, int(ended[1]))):
             worker.ended_by_agent = True
-        return (
-            [_GLOG.sub("", text)] if _GLOG.match(text) else []
-        )  # its own traceback and report go into the error
+        # Its own traceback and report go into the error.
+        return [_GLOG.sub("", text)] if _GLOG.match(text) else []
 
 
 def _who(node: int) -> str:

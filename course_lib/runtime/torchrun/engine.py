@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.runtime.errors import LaunchError, ranks_text
-from course_lib.runtime.team import _uninterrupted
+from course_lib.runtime.team import uninterrupted
 from course_lib.runtime.torchrun import failure
 from course_lib.runtime.torchrun.commands import Command, Meeting, command, environment
 from course_lib.runtime.torchrun.diary import Agent, Diary, Event, Worker
@@ -113,10 +113,15 @@ class Engine:
     def agents(self) -> list[Agent]:
         return [agent for node, agent in sorted(self.diary.agents.items()) if node >= 0]
 
-    def note(self, kind: str, node: int, **more: Any) -> None:
-        self.diary.event(time.time() - self.began, kind, node, **more)
+    def note(self, kind: str, node: int, when: float, **more: Any) -> None:
+        """You did something at `when` (a time.time())."""
+        self.diary.event(when - self.began, kind, node, **more)
         who = f"rank {more['rank']}" if more.get("rank") is not None else f"node {node}"
         self.relay.say(f"{kind}: {who}, {more.get('detail', '')}")
+
+    def command_text(self) -> str:
+        """What one would type, a line for each node."""
+        return "\n".join(self.settings.named(str(one)) for one in self.commands.values())
 
     def pump(self) -> None:
         """Take in, and show, all that is new."""
@@ -206,7 +211,7 @@ class Engine:
 
     def finish(self, error: LaunchError | None, keep: bool = True) -> None:
         """End everything; `keep` the log files after an error (until this process ends)."""
-        with _uninterrupted():
+        with uninterrupted():
             self.guardian.stop()
             self.pump()
             if self.guardian.killed:  # its agents died with it, but not their workers
@@ -217,14 +222,13 @@ class Engine:
             seconds = max((agent.gone or 0.0 for agent in self.agents()), default=0.0)
             kept = bool(self.settings.log_dir) or (error is not None and keep)
             workers = self.diary.workers
-            ranks = sorted({worker.rank for worker in workers})
             self.result = TorchrunResult(
-                {rank: "".join(w.output for w in workers if w.rank == rank) for rank in ranks},
+                self.diary.output(),
                 {worker.rank: worker.exit_code for worker in workers},
                 self._restarts(),
                 seconds or time.time() - self.began,
                 str(self.log_dir) if kept else "",
-                "\n".join(self.settings.named(str(one)) for one in self.commands.values()),
+                self.command_text(),
                 [one.argv for one in self.commands.values()],
                 workers,
                 {agent.node: agent for agent in self.agents()},
@@ -232,7 +236,8 @@ class Engine:
                 self.label,
                 error,
             )
+            self.guardian.close()
             if kept and not self.settings.log_dir:
                 atexit.register(shutil.rmtree, self.guardian.home, ignore_errors=True)
             else:
-                self.guardian.remove()
+                shutil.rmtree(self.guardian.home, ignore_errors=True)

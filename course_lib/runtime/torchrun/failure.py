@@ -127,9 +127,8 @@ def last_traceback(lines: list[str]) -> str:
     if not starts:
         return _syntax_error(lines)
     first = starts[-1]
-    for start in reversed(
-        starts[:-1]
-    ):  # "During handling of the above exception, another exception occurred:"
+    # "During handling of the above exception, another exception occurred:"
+    for start in reversed(starts[:-1]):
         if not any(line.endswith(("another exception occurred:", "cause of the following exception:"))
                    for line in lines[start:first]):  # fmt: skip
             break

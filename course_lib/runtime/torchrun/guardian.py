@@ -49,7 +49,8 @@ class Guardian:
                 start_new_session=True,  # a Ctrl-C for the kernel's process group must not reach it
             )
         self._diary = Tail(self.home / "diary.jsonl")
-        self._finalizer = weakref.finalize(self, _abandon, self._control, self._process, os.getpid())
+        files = self._control, self._diary
+        self._finalizer = weakref.finalize(self, _abandon, *files, self._process, os.getpid())
 
     def start(self, agent: int, argv: list[str], env: dict[str, str], log_dir: str, namespaces: list) -> None:
         """Start an agent; `namespaces`: (kind, open file) pairs, which are closed here."""
@@ -99,16 +100,15 @@ class Guardian:
             self._process.kill()
             self._process.wait()
 
-    def remove(self) -> None:
-        """Remove the directory."""
-        self._diary.close()
+    def close(self) -> None:
+        """Close what is open here; the directory stays. Harmless when it has been done."""
         self._finalizer()
-        shutil.rmtree(self.home, ignore_errors=True)
 
 
-def _abandon(control: socket.socket, process: subprocess.Popen, owner: int) -> None:
+def _abandon(control: socket.socket, diary: Tail, process: subprocess.Popen, owner: int) -> None:
     """The guard sees that its socket is closed, and ends everything."""
     control.close()
+    diary.close()
     if owner == os.getpid():
         try:
             process.wait(_END_S)

@@ -77,9 +77,8 @@ def hung(reason: str, workers: list[Worker], agents: list[Agent], relay: Relay) 
     live = [worker for worker in workers if worker.gone is None]
     for worker in live:
         relay.raw(worker)
-        _signal(
-            worker.pid, signal.SIGABRT
-        )  # Python's fault handler writes the stacks, whatever the worker is in
+        # Python's fault handler writes the stacks, whatever the worker is in.
+        _signal(worker.pid, signal.SIGABRT)
     stacks = _stacks(live, relay)
     texts = {worker.rank: _standing(worker, stacks.get(worker.rank, [])) for worker in workers}
     lines = [reason, *_sentence(workers, stacks), ""]

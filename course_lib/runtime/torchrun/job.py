@@ -51,14 +51,11 @@ class TorchrunJob:
     def output(self) -> dict[int, str]:
         """By rank: what all processes of that rank wrote so far."""
         self._engine.pump()
-        ranks = sorted({worker.rank for worker in self._engine.diary.workers})
-        return {
-            rank: "".join(w.output for w in self._engine.diary.workers if w.rank == rank) for rank in ranks
-        }
+        return self._engine.diary.output()
 
     @property
     def command(self) -> str:
-        return "\n".join(self.settings.named(str(one)) for one in self._engine.commands.values())
+        return self._engine.command_text()
 
     def workers(self) -> list[Worker]:
         """The workers that run now, by rank."""
@@ -78,11 +75,12 @@ class TorchrunJob:
         if worker is None:
             there = ", ".join(str(worker.rank) for worker in self._engine.diary.alive()) or "none"
             raise ValueError(f"rank: no worker with rank {rank} runs now; there are: {there}")
+        when = time.time()  # before it: what follows from the signal must not seem to have been there first
         os.kill(worker.pid, signum)
+        self._engine.note("killed", worker.node, when, rank=rank, pid=worker.pid, restart=worker.restart_count,
+                   detail=signal.Signals(signum).name)  # fmt: skip
         if signum == signal.SIGKILL:
             self._pump_until(lambda: worker.gone is not None)
-        self._engine.note("killed", worker.node, rank=rank, pid=worker.pid, restart=worker.restart_count,
-                   detail=signal.Signals(signum).name)  # fmt: skip
         return worker
 
     def kill_agent(self, node: int, signum: int = signal.SIGKILL) -> Agent:
@@ -95,13 +93,15 @@ class TorchrunJob:
         if agent is None:
             there = ", ".join(str(agent.node) for agent in self.agents()) or "none"
             raise ValueError(f"node: no agent {node} runs now; there are: {there}")
-        agent.killed = True
+        agent.killed, when = True, time.time()
         if signum == signal.SIGKILL:
             self._engine.guardian.kill(node)
-            self._pump_until(lambda: agent.status is not None)
         else:
             os.kill(agent.pid, signum)
-        self._engine.note("killed", node, pid=agent.pid, detail=f"the node, by {signal.Signals(signum).name}")
+        detail = f"the node, by {signal.Signals(signum).name}"
+        self._engine.note("killed", node, when, pid=agent.pid, detail=detail)
+        if signum == signal.SIGKILL:
+            self._pump_until(lambda: agent.status is not None)
         return agent
 
     def _pump_until(self, condition: Callable[[], bool]) -> None:
@@ -115,8 +115,9 @@ class TorchrunJob:
         """SIGTERM to every agent, as a scheduler does when the time is up; each hands it on to its workers."""
         self._engine.terminated = True
         for agent in self.agents():
+            when = time.time()
             os.kill(agent.pid, signal.SIGTERM)
-            self._engine.note("killed", agent.node, pid=agent.pid, detail="SIGTERM to the agent")
+            self._engine.note("killed", agent.node, when, pid=agent.pid, detail="SIGTERM to the agent")
 
     def add_node(self) -> int:
         """Start one more agent, on the first host that has none; returns the number of the node."""
@@ -138,14 +139,16 @@ class TorchrunJob:
     def until(self, condition: Callable[[], object], timeout: float | None = None) -> bool:
         """Show what the job does until `condition()` is true; False if the job has ended before.
 
-        Raises TimeoutError after `timeout` seconds. The job runs on. An interrupt ends the job.
+        Raises TimeoutError after `timeout` seconds (0: it looks once). The job runs on. An interrupt ends the job.
         """
-        end = time.monotonic() + (timeout or float("inf"))
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout: expected a number of seconds, 0 or more, or None, got {timeout!r}")
+        end = float("inf") if timeout is None else time.monotonic() + timeout
         try:
             while not condition():
                 if self.poll() is not None:
                     return bool(condition())
-                if time.monotonic() > end:
+                if time.monotonic() >= end:
                     raise TimeoutError(
                         f"what you wait for did not happen within {timeout} s; the job runs on"
                     )

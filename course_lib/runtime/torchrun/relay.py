@@ -73,9 +73,8 @@ class Relay:
             tail.close()
         self._tails.clear()
         if self.show == "grouped" and not self._finished:
-            for worker in sorted(
-                workers, key=lambda worker: worker.rank
-            ):  # the earlier of one rank comes first
+            # The sorting is stable: of one rank, the earlier worker comes first.
+            for worker in sorted(workers, key=lambda worker: worker.rank):
                 for kind in (False, True):
                     _write(
                         kind,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -61,7 +62,7 @@ class Settings:
         self._check_workers()
         self._check_rendezvous()
         self._check_words()
-        check_options(self.options)
+        check_options(self.options, self.node_rank)
         if self.options.get("standalone") and self.nodes != (1, 1):
             raise ValueError(
                 f"standalone: it means one node, got nnodes={self.nnodes!r}; leave one of them away"
@@ -192,6 +193,11 @@ class Settings:
                 continue
             if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
                 raise ValueError(f"{name}: expected a positive number of seconds, got {value!r}")
+        if not self.rdzv_timeout < threading.TIMEOUT_MAX:
+            raise ValueError(
+                f"rdzv_timeout: torchrun wants an end to the waiting; expected a finite number of seconds, such as "
+                f"86400 for a day, got {self.rdzv_timeout!r}"
+            )
         if self.master_port is not None:
             whole("master_port", self.master_port, 1, 65535)
         endpoint_host, _, port = (self.rdzv_endpoint or "").rpartition(":")
