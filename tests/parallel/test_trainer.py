@@ -539,10 +539,11 @@ def test_another_world_size_goes_on_with_what_nobody_has_seen(pools, tmp_path, b
 
 
 def test_each_mistake_of_the_tutorial_ends_elsewhere_and_none_does_not(pools, tmp_path) -> None:
-    def distance(comm: Any, mistakes: tuple[str, ...], undisturbed: dict) -> float:
+    def distance(comm: Any, mistakes: tuple[str, ...], undisturbed: dict, turn: int = 0) -> float:
         name = "-".join(mistakes) or "none"
-        path = tmp_path / f"{name}.pt"
+        path = tmp_path / f"{name}{turn}.pt"
         make(comm, path, cls=TutorialTrainer, mistakes=mistakes).fit(3)
+        torch.seed()  # a process that has drawn who knows what before
         trainer = make(comm, path, cls=TutorialTrainer, mistakes=mistakes)
         trainer.fit(6)
         return max(
@@ -560,6 +561,7 @@ def test_each_mistake_of_the_tutorial_ends_elsewhere_and_none_does_not(pools, tm
     }
     assert far.pop(()) == 0.0
     assert all(gap > 1e-4 for gap in far.values()), far
+    assert pools(2).run(distance, ("rng",), expected, 1)[0] == far[("rng",)]  # as at the beginning, each time
 
 
 def test_a_tutorials_trainer_knows_whole_epochs_only(tmp_path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from course_lib.parallel.trainer import rng
 from course_lib.parallel.trainer.snapshot import SnapshotError
 from course_lib.parallel.trainer.trainer import Trainer
 
@@ -38,7 +39,8 @@ class TutorialTrainer(Trainer):
                 f"rank {self.comm.rank}: a tutorial's snapshot counts whole epochs: expected one from the end of an "
                 f"epoch, got one from epoch {epoch}, step {step}. Go on with Trainer, or begin anew: resume='never'."
             )
-        fresh = self.state_dict()  # what a new process has
+        rng.seed_all(self.seed, self.comm.rank, 0)
+        fresh = self.state_dict()  # what a new training begins with
         forgotten = {"optimizer": ("optimizer", "scheduler"), "rng": ("rng",), "sampler": ("sampler",)}
         parts = [part for mistake in self.mistakes for part in forgotten.get(mistake, ())]
         super().load_state_dict(state | {part: fresh[part] for part in parts})
