@@ -20,8 +20,8 @@ from course_lib import RankError, RanksHung, TorchrunError, VirtualHosts, start_
 from course_lib.runtime.magic import run_cell
 from course_lib.runtime.torchrun import TorchrunResult
 from course_lib.runtime.torchrun.checks import check_options, parse_nodes
-from course_lib.runtime.torchrun.failure import last_traceback, parse_traceback
 from course_lib.runtime.torchrun.guardian import temporary_directory
+from course_lib.runtime.torchrun.tracebacks import last_traceback, parse_traceback
 from course_lib.runtime.torchrun_help import MEANINGS, VARIABLES, installed_options
 from tests.runtime.torchrun_scripts import TAG, left_behind, new_tag, write_all
 

@@ -10,9 +10,9 @@ everything else. What the workers write is read from the log files that torchrun
 """
 
 from course_lib.runtime.torchrun.diary import Agent, Event, Worker
-from course_lib.runtime.torchrun.engine import TorchrunResult
 from course_lib.runtime.torchrun.failure import TorchrunError
 from course_lib.runtime.torchrun.job import TorchrunJob
+from course_lib.runtime.torchrun.result import TorchrunResult
 from course_lib.runtime.torchrun.start import start_torchrun, torchrun
 
 __all__ = [

@@ -9,18 +9,19 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from course_lib.runtime.errors import LaunchError, ranks_text
+from course_lib.runtime.errors import LaunchError, RankError, ranks_text
 from course_lib.runtime.team import uninterrupted
 from course_lib.runtime.torchrun import failure
 from course_lib.runtime.torchrun.commands import Command, Meeting, command, environment
-from course_lib.runtime.torchrun.diary import Agent, Diary, Event, Worker
+from course_lib.runtime.torchrun.diary import Agent, Diary, Worker
 from course_lib.runtime.torchrun.guardian import Guardian
 from course_lib.runtime.torchrun.hang import Activity, hung
 from course_lib.runtime.torchrun.relay import Relay
+from course_lib.runtime.torchrun.rendezvous_failure import agent_error
+from course_lib.runtime.torchrun.result import TorchrunResult
 from course_lib.runtime.torchrun.settings import Settings
 
 _GRACE_S = 5.0  # after the job failed on one node: the others may have something to say
@@ -29,32 +30,6 @@ _HOLD_STORE = (
     "import sys, time; from torch.distributed import TCPStore; "
     "store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=True, wait_for_workers=False); time.sleep(1e9)"
 )
-
-
-@dataclass
-class TorchrunResult:
-    """How a job ended.
-
-    By rank: `output` (text, of all restarts one after another) and `exit_codes` (of the last process with that rank;
-    None: its agent ended it, or nobody knows). `restarts`: how often workers were restarted after a failure (torchrun
-    does not count a change of nodes). `workers`, `events`: everything that happened; `agents`: by node, what each
-    wrote itself and how it ended. `command`: what one would type, a line for each node; `argv`: what was really run.
-    `log_dir`: where the log files are ("": removed). `label`: what a figure must say. `seconds`: from the call to the
-    end of the last agent. `error`: what `check=True` raises.
-    """
-
-    output: dict[int, str] = field(repr=False)
-    exit_codes: dict[int, int | None]
-    restarts: int
-    seconds: float
-    log_dir: str
-    command: str = field(repr=False)
-    argv: list[list[str]] = field(repr=False)
-    workers: list[Worker] = field(repr=False)
-    agents: dict[int, Agent] = field(repr=False)
-    events: list[Event] = field(repr=False)
-    label: str = ""
-    error: LaunchError | None = field(default=None, repr=False)
 
 
 class Engine:
@@ -70,7 +45,7 @@ class Engine:
         self.log_dir = Path(settings.log_dir).absolute() if settings.log_dir else home / "logs"
         self.diary, self.relay = Diary(self.began), Relay(settings.show, settings.named)
         self.activity = Activity(settings.hosts if settings.on_namespaces else None)
-        self.terminated = False
+        self._terminated: dict[int, int] | None = None  # see `terminate`
         self.failed_at: float | None = None
         self.result: TorchrunResult | None = None
         paced = settings.hosts is not None and not settings.on_namespaces
@@ -172,7 +147,7 @@ class Engine:
     def _doomed(self, agents: list[Agent], running: int) -> bool:
         """Whether the job cannot succeed any more, though some agents run."""
         failed = [agent for agent in agents if agent.status not in (None, 0)]
-        if self.terminated or len(agents) < len(self.commands) or not failed:
+        if self._terminated is not None or len(agents) < len(self.commands) or not failed:
             return False
         finished = sum(agent.status == 0 for agent in agents)
         least = 1 if self.settings.node_rank is not None else self.settings.nodes[0]
@@ -186,25 +161,57 @@ class Engine:
 
     # --- ending
 
+    def terminate(self) -> None:
+        """SIGTERM to every agent. What workers have written of tracebacks so far they had handled: they live."""
+        self.pump()
+        self._terminated = {worker.pid: failure.tracebacks_of(worker) for worker in self.diary.alive()}
+        for agent in self.agents():
+            if agent.status is None:
+                when = time.time()
+                os.kill(agent.pid, signal.SIGTERM)
+                self.note("killed", agent.node, when, pid=agent.pid, detail="SIGTERM to the agent")
+
     def _verdict(self) -> LaunchError | None:
         agents = self.agents()
         failed = [agent for agent in agents if agent.status != 0 and not agent.killed]
         killed = any(agent.killed for agent in agents)
         succeeded = any(agent.status == 0 for agent in agents)
-        if self.terminated:
-            return None
+        if self._terminated is not None:
+            return self._after_sigterm(self._terminated)
         lost = any(agent.reported_failure or agent.status is None for agent in failed)
         if succeeded and not lost and (self.settings.elastic or not (failed or killed)):
             return None
         workers = self.last_workers()
         if any(worker.exit_code not in (0, None) for worker in workers):
-            return failure.worker_error(self.settings, workers, self._restarts(), str(self.log_dir))
+            return self._worker_error(workers)
         found = {agent.node: agent for agent in agents}
-        return failure.agent_error(self.settings, found, self.guardian.home, self.meeting.endpoint)
+        return agent_error(self.settings, found, self.guardian.home, self.meeting.endpoint)
+
+    def _after_sigterm(self, tracebacks: dict[int, int]) -> LaunchError | None:
+        """What went wrong when the job was told to end, if anything did. The agents do not say it: they ended, too."""
+        workers = self.last_workers()
+        for worker in workers:
+            failure.fill_in(worker, tracebacks.get(worker.pid, 0))
+        if all(worker.exit_code in (0, None, -signal.SIGTERM, 128 + signal.SIGTERM) for worker in workers):
+            return None
+        error = self._worker_error(workers)
+        return None if failure.is_victim(error) else error
+
+    def _worker_error(self, workers: list[Worker], passed: str = "") -> RankError:
+        return failure.worker_error(self.settings, workers, self._restarts(), str(self.log_dir), passed)
 
     def _hung(self, reason: str) -> None:
+        workers = self.last_workers()
+        gone = failure.gone_by_itself(workers)
+        for worker in gone:
+            failure.fill_in(worker)
+        ending_others = any(worker.ended_by_agent and worker.gone is None for worker in workers)
+        if gone and (ending_others or any(worker.exit_code for worker in gone)):
+            # A worker failed, and its agent gives the others 30 s to end: no hang.
+            self.finish(self._worker_error(workers, passed=reason))
+            return
         running = [agent for agent in self.agents() if agent.status is None]
-        self.finish(hung(reason, self.last_workers(), running, self.relay))
+        self.finish(hung(reason, workers, running, self.relay))
 
     def _restarts(self) -> int:
         return max((agent.restarts for agent in self.agents()), default=0)

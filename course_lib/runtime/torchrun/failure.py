@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import linecache
-import os
-import re
 import signal
-from pathlib import Path
 
 from course_lib.runtime.errors import (
     Failure,
-    Frame,
     LaunchError,
     RankError,
     grouped,
@@ -20,13 +15,11 @@ from course_lib.runtime.errors import (
     users_part,
 )
 from course_lib.runtime.report import first_cause, is_consequence
-from course_lib.runtime.torchrun.diary import Agent, Worker
+from course_lib.runtime.torchrun.diary import Worker
 from course_lib.runtime.torchrun.settings import Settings
+from course_lib.runtime.torchrun.tracebacks import count_tracebacks, last_traceback, parse_traceback
 
-_TRACEBACK = "Traceback (most recent call last):"
-_FRAME = re.compile(r'^  File "(.+)", line (\d+)(?:, in (.+))?$')
-_NOT_ITS = re.compile(r"^(\[[WEIC]\d{4} |\S+\.py:\d+: \w*Warning|Fatal Python error|terminate called)")
-_RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+_SAME_MOMENT_S = 0.1  # the guard looks every 0.05 s which workers are gone
 
 
 class TorchrunError(LaunchError):
@@ -43,8 +36,13 @@ class TorchrunError(LaunchError):
         return type(self), (str(self), self.agents)
 
 
-def worker_error(settings: Settings, workers: list[Worker], restarts: int, kept: str) -> RankError:
-    """The error for the last round of `workers`, some of which failed. `kept`: where the log files are."""
+def worker_error(
+    settings: Settings, workers: list[Worker], restarts: int, kept: str, passed: str = ""
+) -> RankError:
+    """The error for the last round of `workers`, some of which failed.
+
+    `kept`: where the log files are. `passed`: the limit that ended the job, if the agents still waited for others.
+    """
     failures = {
         w.rank: _failure(w, settings)
         for w in workers
@@ -52,40 +50,98 @@ def worker_error(settings: Settings, workers: list[Worker], restarts: int, kept:
     }
     if not failures:  # all were ended by an agent that says that one of them failed
         failures = {w.rank: _failure(w, settings) for w in workers if w.exit_code not in (0, None)}
+    if not failures:
+        failures = {w.rank: _failure(w, settings) for w in gone_by_itself(workers)}
     cause = first_cause(list(failures.values()))
     worker = next(w for w in workers if w.rank == cause.rank)
-    head, what = f"rank {cause.rank} of {worker.world_size} ", ending(worker.exit_code or 0)
+    head, what = f"rank {cause.rank} of {worker.world_size} ", ending(worker.exit_code)
     if cause.exc_type:
         what = f"raised {cause.exc_type}" + (f": {shortened(cause.exc_message)}" if cause.exc_message else "")
     lines = [head + what, ""]
     if cause.frames:
-        lines += [_TRACEBACK, *users_part(cause.frames), what.removeprefix("raised "), ""]
+        lines += [
+            "Traceback (most recent call last):",
+            *users_part(cause.frames),
+            what.removeprefix("raised "),
+            "",
+        ]
     else:
         last = worker.output.rstrip("\n").splitlines()[-6:]
         lines += ["Its last lines of output:", *[f"  {line}" for line in last], ""] if last else []
-    if settings.max_restarts:
-        times = f"{restarts} time{'s' if restarts != 1 else ''}"
-        lines += [
-            f"The workers had been restarted {times}, which is the limit (max_restarts={settings.max_restarts})."
-            if restarts >= settings.max_restarts
-            else f"The workers had been restarted {times} of {settings.max_restarts}.",
-            "",
-        ]
+    lines += _restarted(settings, restarts) + _left_before(workers, cause)
+    lines += (
+        [f"{passed} Others had not ended at SIGTERM, and their agent waited for them.", ""] if passed else []
+    )
     lines += _others(workers, cause, failures)
     lines.append(f"The log files are in {kept}")
     return RankError(
         "\n".join(lines),
         rank=cause.rank,
         exc_type=cause.exc_type,
-        exc_message=cause.exc_message or ending(worker.exit_code or 0),
+        exc_message=cause.exc_message or ending(worker.exit_code),
         traceback=cause.traceback,
         exitcode=worker.exit_code,
         output=worker.output,
     )
 
 
-def ending(code: int) -> str:
-    """How a process ended, from its exit code or minus the signal."""
+def is_victim(error: RankError) -> bool:
+    """Whether it says only that another rank was gone."""
+    return bool(error.exc_type) and is_consequence(Failure(error.rank, error.exc_type, error.exc_message))
+
+
+def gone_by_itself(workers: list[Worker]) -> list[Worker]:
+    """Those that have ended, but neither well nor by their agent, as far as is known."""
+    return [w for w in workers if w.gone is not None and w.exit_code != 0 and not w.ended_by_agent]
+
+
+def fill_in(worker: Worker, known: int = 0) -> None:
+    """No agent says how the worker ended: an exception, of which it wrote a traceback, has exit code 1.
+
+    `known`: so many tracebacks were there already, and it lived on.
+    """
+    if worker.exit_code is None and tracebacks_of(worker) > known:
+        worker.exit_code = 1
+
+
+def tracebacks_of(worker: Worker) -> int:
+    return count_tracebacks(_stderr(worker))
+
+
+def _stderr(worker: Worker) -> list[str]:
+    return [line for is_error, line in worker.lines if is_error]
+
+
+def _restarted(settings: Settings, restarts: int) -> list[str]:
+    if not settings.max_restarts:
+        return []
+    times = f"{restarts} time{'s' if restarts != 1 else ''}"
+    if restarts < settings.max_restarts:
+        return [f"The workers had been restarted {times} of {settings.max_restarts}.", ""]
+    return [
+        f"The workers had been restarted {times}, which is the limit (max_restarts={settings.max_restarts}).",
+        "",
+    ]
+
+
+def _left_before(workers: list[Worker], cause: Failure) -> list[str]:
+    """If the cause lost its connection: who had gone by then, as if all were done."""
+    left = [w.rank for w in workers if w.rank != cause.rank and not w.ended_by_agent and w.exit_code in (0, None)
+            and w.gone is not None and w.gone <= cause.at + _SAME_MOMENT_S]  # fmt: skip
+    if not (left and cause.exc_type and is_consequence(cause)):
+        return []
+    who = ranks_text(left)
+    return [
+        f"{who[0].upper()}{who[1:]} left first, without an error, while others still waited there: every rank must "
+        "take part in all collectives, to the last.",
+        "",
+    ]
+
+
+def ending(code: int | None) -> str:
+    """How a process ended, from its exit code or minus the signal; None: nobody knows."""
+    if code is None:
+        return "ended; how, its agent had not said yet"
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -103,8 +159,10 @@ def ending(code: int) -> str:
 def _failure(worker: Worker, settings: Settings) -> Failure:
     code = worker.exit_code or 0
     text = settings.named(_recorded(worker)) if code > 0 else ""
-    if code > 0 and not text:
-        text = last_traceback([line for is_error, line in worker.lines if is_error])
+    if (
+        code == 1 and not text
+    ):  # another code is not that of an exception: then a traceback was one it had handled
+        text = last_traceback(_stderr(worker))
     at = worker.gone if worker.gone is not None else float("inf")
     if not text:
         return Failure(worker.rank, "", "", status=code, at=at)
@@ -119,55 +177,6 @@ def _recorded(worker: Worker) -> str:
         return message["extraInfo"]["py_callstack"]
     except (ValueError, KeyError, TypeError):
         return ""
-
-
-def last_traceback(lines: list[str]) -> str:
-    """The last traceback in what a worker wrote to stderr, with those that led to it."""
-    starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
-    if not starts:
-        return _syntax_error(lines)
-    first = starts[-1]
-    # "During handling of the above exception, another exception occurred:"
-    for start in reversed(starts[:-1]):
-        if not any(line.endswith(("another exception occurred:", "cause of the following exception:"))
-                   for line in lines[start:first]):  # fmt: skip
-            break
-        first = start
-    stop = next((n for n in range(starts[-1], len(lines)) if _NOT_ITS.match(lines[n])), len(lines))
-    return "\n".join(lines[first:stop]) + "\n"
-
-
-def _syntax_error(lines: list[str]) -> str:
-    """Python reports a script that it cannot read without the usual first line."""
-    ends = [
-        n
-        for n, line in enumerate(lines)
-        if line.startswith(("SyntaxError:", "IndentationError:", "TabError:"))
-    ]
-    places = [n for n in range(ends[-1] if ends else 0) if _FRAME.match(lines[n])]
-    return "\n".join(lines[places[-1] : ends[-1] + 1]) + "\n" if places else ""
-
-
-def parse_traceback(text: str) -> tuple[list[Frame], str, str]:
-    """Its last part: frames (outermost first), the exception's type without its module, its message."""
-    lines = text.rpartition(_TRACEBACK)[2].splitlines()
-    frames: list[Frame] = []
-    for number, line in enumerate(lines):
-        if match := _FRAME.match(line):
-            below = lines[number + 1].strip() if number + 1 < len(lines) else ""
-            code = below if lines[number + 1 : number + 2] and lines[number + 1].startswith("    ") else ""
-            frames.append(
-                Frame(
-                    match[1],
-                    int(match[2]),
-                    match[3] or "<module>",
-                    code or linecache.getline(match[1], int(match[2])),
-                )
-            )
-        elif line[:1].strip() and (raised := _RAISED.match(line)):
-            message = "\n".join([raised[2] or "", *lines[number + 1 :]]).strip()
-            return frames, raised[1].rpartition(".")[2], message
-    return frames, "", lines[-1] if lines else ""
 
 
 def _others(workers: list[Worker], cause: Failure, failures: dict[int, Failure]) -> list[str]:
@@ -191,56 +200,3 @@ def _others(workers: list[Worker], cause: Failure, failures: dict[int, Failure])
         else:
             texts[worker.rank] = ending(worker.exit_code)
     return [f"  {ranks_text(ranks)}: {text}" for text, ranks in grouped(texts)] + ([""] if texts else [])
-
-
-def agent_error(settings: Settings, agents: dict[int, Agent], home: Path, where: str) -> TorchrunError:
-    """The error for a job that failed before, or without, a failing worker. `where`: the rendezvous' address."""
-    outputs = {node: settings.named(agent.output) for node, agent in agents.items() if node >= 0}
-    whys = {node: _why(home / f"agent{node}.json", outputs[node]) for node in outputs}
-    known = next((text for why in whys.values() if (text := _explain(settings, why, outputs, where))), "")
-    lines = [known] if known else ["the job ended without a result"]
-    lines.append("")
-    for node, agent in agents.items():
-        if node < 0:
-            continue
-        code = None if agent.status is None else os.waitstatus_to_exitcode(agent.status)
-        state = (
-            "was still running" if code is None else "was killed on purpose" if agent.killed else ending(code)
-        )
-        last = (whys[node].strip() or "it wrote nothing").splitlines()[-1]
-        lines.append(f"  agent {node}: {state}; {shortened(last)}")
-    return TorchrunError("\n".join(lines), outputs)
-
-
-def _why(error_file: Path, output: str) -> str:
-    try:
-        return json.loads(error_file.read_text())["message"]["extraInfo"]["py_callstack"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return output
-
-
-def _explain(settings: Settings, why: str, outputs: dict[int, str], where: str) -> str:
-    within = f"within {settings.rdzv_timeout:g} s"
-    least, here = settings.nodes[0], len(outputs)
-    check = (
-        "Check that torchrun was started on every node, with the same nnodes, the same address and port "
-        f"({where}) and the same rdzv_id, and that no firewall is between them."
-    )
-    if "EADDRINUSE" in why or "ddress already in use" in why:
-        host, _, port = where.rpartition(":")
-        return f"port {port} of {host} is taken by another program; choose another one, the same on all nodes"
-    if count := re.search(r"(\d+)/(\d+) clients joined", why):
-        return f"{count[1]} of {count[2]} nodes came {within}. {check}"
-    if "RendezvousTimeoutError" in why:
-        return f"fewer than {least} nodes came {within} ({here} started here). {check}"
-    if re.search(r"wait timeout after \d+ms, keys: \S*torchelastic/(assigned_ranks|role_info)", why):
-        return f"the nodes met at {where}, but did not agree {within}: some wait for more nodes than others. {check}"
-    if "RendezvousClosedError" in why:
-        return f"the rendezvous at {where} is closed: the job has ended on another node"
-    if re.search(
-        r"connect\(\)|RendezvousConnectionError|client socket has (failed|timed out)|DistNetworkError", why
-    ):
-        return f"nothing answers at {where} {within}: the store of node 0 is not there. {check}"
-    if found := re.search(r"error: (unrecognized arguments: .*|argument .*)", why):
-        return f"torchrun does not accept this: {found[1]}"
-    return ""

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from types import TracebackType
 
 from course_lib.runtime.torchrun.diary import Agent, Event, Worker
-from course_lib.runtime.torchrun.engine import Engine, TorchrunResult
+from course_lib.runtime.torchrun.engine import Engine
 from course_lib.runtime.torchrun.failure import TorchrunError
+from course_lib.runtime.torchrun.result import TorchrunResult
 from course_lib.runtime.torchrun.settings import Settings
 
 _TICK_S = 0.02
@@ -112,12 +113,11 @@ class TorchrunJob:
             time.sleep(_TICK_S / 4)
 
     def terminate(self) -> None:
-        """SIGTERM to every agent, as a scheduler does when the time is up; each hands it on to its workers."""
-        self._engine.terminated = True
-        for agent in self.agents():
-            when = time.time()
-            os.kill(agent.pid, signal.SIGTERM)
-            self._engine.note("killed", agent.node, when, pid=agent.pid, detail="SIGTERM to the agent")
+        """SIGTERM to every agent, as a scheduler does when the time is up; each hands it on to its workers.
+
+        Workers that SIGTERM ends, by itself or with exit code 143, are no failure; `wait` raises what else they say.
+        """
+        self._engine.terminate()
 
     def add_node(self) -> int:
         """Start one more agent, on the first host that has none; returns the number of the node."""

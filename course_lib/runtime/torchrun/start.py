@@ -8,8 +8,8 @@ from typing import Any
 
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.hosts import VirtualHosts
-from course_lib.runtime.torchrun.engine import TorchrunResult
 from course_lib.runtime.torchrun.job import TorchrunJob
+from course_lib.runtime.torchrun.result import TorchrunResult
 from course_lib.runtime.torchrun.settings import Settings
 
 
