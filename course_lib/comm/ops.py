@@ -6,6 +6,7 @@ as in torch). AVG adds on the way and divides once at the end; the collective th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 SUM, AVG, MAX, MIN, PRODUCT = "sum", "avg", "max", "min", "product"
+BAND, BOR, BXOR = "band", "bor", "bxor"  # bit by bit, of whole numbers and bools
 
 _FUNCTIONS: dict[str, Callable] = {
     SUM: torch.add,
@@ -20,6 +22,9 @@ _FUNCTIONS: dict[str, Callable] = {
     MAX: torch.maximum,
     MIN: torch.minimum,
     PRODUCT: torch.mul,
+    BAND: torch.bitwise_and,
+    BOR: torch.bitwise_or,
+    BXOR: torch.bitwise_xor,
 }
 
 
@@ -32,6 +37,10 @@ def op_name(op: Any) -> str:
         for name in _FUNCTIONS:
             if op == torch_op(name):
                 return name
+        if op == dist.ReduceOp.PREMUL_SUM:
+            raise NotImplementedError(
+                "op: PREMUL_SUM is for NCCL alone; multiply the tensor by the factor, then use sum"
+            )
     raise ValueError(f"op: expected one of {', '.join(_FUNCTIONS)} or torch's ReduceOp for it, got {op!r}")
 
 
@@ -54,6 +63,17 @@ def check_op(op: Any, tensor: torch.Tensor) -> str:
 def combine(name: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """`out = a op b`, element by element, without allocating; `out` may be one of them."""
     _FUNCTIONS[name](a, b, out=out)
+
+
+@functools.cache
+def combines(name: str, dtype: torch.dtype) -> bool:
+    """Whether torch can reduce values of `dtype` on the CPU. It cannot add float8 numbers, for example."""
+    try:
+        one = torch.empty(1, dtype=dtype)
+        combine(name, one, one, out=one)
+    except RuntimeError:
+        return False
+    return True
 
 
 def average_(name: str, total: torch.Tensor, n: int) -> None:

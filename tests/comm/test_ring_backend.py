@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,56 +24,20 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from course_lib import Pool, RankError, RanksHung, VirtualHosts, launch
+from course_lib import VirtualHosts, launch
 from course_lib.comm import collectives, ring_backend
 from course_lib.comm.torch_collectives import torch_all_gather, torch_reduce_scatter
 from course_lib.plan import traffic
+from course_lib.runtime.errors import Failure
+from course_lib.runtime.report import is_consequence, is_timeout
+from tests.comm.rings import data, fails, mlp
 
 WORLDS = [1, 2, 3, 4]
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 DTYPES = [*FLOATS, torch.int64, torch.int32, torch.uint8]
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT]
+BITWISE = [dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR]
 LENGTHS = [0, 1, 5, 1857]
-
-
-class Pools:
-    """Pools that are started once for all tests; a failure ends a pool, so tests that fail on purpose launch anew."""
-
-    def __init__(self) -> None:
-        self._pools: dict[tuple[int, str], Pool] = {}
-
-    def run(self, world_size: int, backend: str, fn, *args):
-        key = world_size, backend
-        if key not in self._pools:
-            self._pools[key] = Pool(world_size, backend=backend, show="none", timeout=20)
-        try:
-            return self._pools[key].run(fn, *args)
-        except BaseException:
-            self._pools.pop(key).close()
-            raise
-
-    def close(self) -> None:
-        for pool in self._pools.values():
-            pool.close()
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
-    pools = Pools()
-    yield pools
-    pools.close()
-
-
-def hangs(fn, *args, world_size: int = 3) -> RanksHung:
-    with pytest.raises(RanksHung) as caught:
-        launch(fn, *args, world_size=world_size, backend="ring", timeout=1.0, show="none")
-    return caught.value
-
-
-def fails(fn, *args, world_size: int = 2) -> RankError:
-    with pytest.raises(RankError) as caught:
-        launch(fn, *args, world_size=world_size, backend="ring", timeout=20, show="none")
-    return caught.value
 
 
 # --- values
@@ -100,6 +63,9 @@ def reductions(comm) -> list[torch.Tensor]:
         listed = torch.empty(length, dtype=dtype)
         dist.reduce_scatter(listed, list(whole.split(length)) if length else [whole] * comm.world_size, op)
         found += [tensor, part, listed, *([reduced] if comm.rank == comm.world_size - 1 else [])]
+    for dtype, op in itertools.product([torch.int64, torch.uint8], BITWISE):
+        found.append(values(comm.rank, 5, dtype))
+        dist.all_reduce(found[-1], op)
     return found
 
 
@@ -181,6 +147,8 @@ def shapes(comm) -> None:
         dist.all_reduce(inferred)
         assert inferred.tolist() == [N] * 3
         dist.all_reduce(inferred, async_op=True).wait()
+    dist.all_reduce(inferred)
+    assert inferred.tolist() == [N**3] * 3
     parameter = nn.Parameter(torch.ones(3))
     dist.all_reduce(parameter)
     assert parameter.tolist() == [N] * 3
@@ -305,11 +273,6 @@ def test_several_groups_work_at_the_same_time(world_size):
 # --- training
 
 
-def mlp() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(17, 33), nn.Tanh(), nn.Linear(33, 29), nn.Tanh(), nn.Linear(29, 5))
-
-
 class Branches(nn.Module):
     """One of two branches is used, a buffer counts the calls: what DDP has options for."""
 
@@ -322,11 +285,6 @@ class Branches(nn.Module):
     def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
         self.calls += 1
         return self.branches[which](x)
-
-
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(12, 17, generator=generator), torch.randn(12, 5, generator=generator)
 
 
 def train(model: nn.Module, optimizer, rank: int, world_size: int, steps: int = 10) -> list[torch.Tensor]:
@@ -437,6 +395,31 @@ def tensor_parallel(comm) -> float:
     return float((out - truth).abs().max())
 
 
+def compiled(comm) -> tuple[list[float], list[torch.Tensor]]:
+    """torch.compile leaves a group's methods alone, also those that C++ calls."""
+
+    @functools.partial(torch.compile, backend="eager")
+    def twice_the_sum(x: torch.Tensor) -> torch.Tensor:
+        y = 2 * x
+        dist.all_reduce(y)
+        dist.all_reduce(y, async_op=True).wait()
+        came = [torch.empty_like(y) for _ in range(comm.world_size)]
+        dist.all_gather(came, y)
+        return came[-1] + y
+
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(17, 5), nn.BatchNorm1d(5))  # a buffer, so forward broadcasts
+    model = torch.compile(DistributedDataParallel(layers), backend="eager")
+    train(model, adamw(model.parameters()), comm.rank, comm.world_size, steps=3)
+    return twice_the_sum(torch.ones(2)).tolist(), [p.detach() for p in layers.parameters()]
+
+
+def test_compiled_code_may_communicate(pools):
+    (sums, ours), (others, theirs) = pools.run(2, "ring", compiled)
+    assert sums == others == [16.0, 16.0]
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
 def test_tensor_parallelism(pools):
     assert max(pools.run(2, "ring", tensor_parallel)) < 1e-5
 
@@ -521,144 +504,6 @@ def test_each_run_of_a_pool_has_its_own_clock_and_ledger(pools):
         (starts, _) = pools.run(2, "ring", clock)
         assert len(starts) == 2
         assert all(0 <= start < 5 for start in starts)
-
-
-# --- what goes wrong
-
-
-def comes_late(comm) -> None:
-    if comm.rank == 1:
-        time.sleep(30)
-    dist.all_reduce(torch.ones(4))
-
-
-def leaves_ddp(comm) -> None:
-    model = DistributedDataParallel(mlp())
-    loss = model(data()[0]).sum()
-    if comm.rank != 1:
-        loss.backward()
-
-
-def other_sizes(comm, call: str) -> None:
-    tensor = torch.ones(4 + comm.rank // 2)
-    comm.all_reduce(tensor) if call == "comm" else dist.all_reduce(tensor)
-
-
-def other_kinds(comm) -> None:
-    tensor = torch.ones(4)
-    dist.broadcast(tensor, 0) if comm.rank == 0 else dist.all_reduce(tensor)
-
-
-def test_a_rank_that_does_not_come_is_named():
-    sentence = hangs(comes_late).sentence
-    assert "ranks 0 and 2 are waiting in all_reduce of 4 x float32 sum (collective 1)" in sentence
-    assert "but rank 1 is computing" in sentence
-
-
-def test_a_rank_that_leaves_ddp_is_named():
-    sentence = hangs(leaves_ddp).sentence
-    assert "all_reduce of 1730 x float32 sum" in sentence
-    assert "but rank 1 is finished: its function returned" in sentence
-
-
-@pytest.mark.parametrize("call", ["dist", "comm"])
-def test_other_sizes_are_reported_and_do_not_crash(call):
-    assert hangs(other_sizes, call).sentence == (
-        "What does not match: as collective 1, ranks 0 and 1 called all_reduce of 4 x float32 sum, "
-        "but rank 2 called all_reduce of 5 x float32 sum."
-    )
-
-
-def test_other_collectives_are_reported():
-    assert "rank 0 called broadcast of 4 x float32 from 0, but ranks 1 and 2 called all_reduce" in (
-        hangs(other_kinds).sentence
-    )
-
-
-def raises_meanwhile(comm) -> None:
-    if comm.rank == 0:
-        dist.all_reduce(torch.ones(3), async_op=True)
-        raise KeyError("of rank 0")
-    time.sleep(30)
-
-
-def test_a_rank_that_raises_while_a_collective_waits_ends_at_once():
-    began = time.monotonic()
-    error = fails(raises_meanwhile)
-    assert (error.rank, error.exc_type) == (0, "KeyError")
-    assert time.monotonic() - began < 10  # not the 20 s of the timeout
-
-
-def bad_calls(comm) -> list[str]:
-    world, found = dist.group.WORLD, []
-    for call in (
-        lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND),
-        lambda: dist.all_reduce(torch.ones(2, dtype=torch.int64), dist.ReduceOp.AVG),
-        lambda: dist.all_reduce(torch.ones(2, 2).to_sparse()),
-        lambda: torch_reduce_scatter(torch.ones(2), torch.ones(5)),
-        lambda: dist.recv(torch.ones(4)[::2], 1 - comm.rank),
-        lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), [1, 2], [1, 2]),
-        lambda: world.allgather([[torch.ones(2)]], [torch.ones(2)]),
-        lambda: ring_backend.plugged(all_reduce=3).__enter__(),
-    ):
-        with pytest.raises((ValueError, TypeError)) as caught:
-            call()
-        found.append(str(caught.value))
-    dist.all_reduce(torch.ones(2))  # nothing was sent, so the group is still good
-    return found
-
-
-def test_bad_arguments_are_named(pools):
-    texts = pools.run(2, "ring", bad_calls)[1]
-    for text, words in zip(
-        texts,
-        [
-            "rank 1: all_reduce: op: expected one of sum, avg, max, min, product",
-            "rank 1: all_reduce: op: the average of torch.int64",
-            "takes dense tensors on the CPU, got torch.sparse_coo on cpu",
-            "rank 1: reduce_scatter(out, tensor): expected the same dtype, and one tensor 2 times as long",
-            "rank 1: recv(tensor): expected a contiguous tensor, got strides (2,)",
-            "expected 2 sizes that add up to the tensor's length along dim 0, 4; got [1, 2]",
-            "all_gather(tensor_list, tensor): expected 2 tensors",
-            "plugged(all_reduce): expected a function",
-        ],
-        strict=True,
-    ):
-        assert words in text
-
-
-def not_here(comm) -> dict[str, str]:
-    found = {}
-    for name in (
-        "allgather_coalesced",
-        "gather_single",
-        "monitored_barrier",
-        "split_group",
-        "merge_remote_group",
-        "new_window",
-        "reconfigure",
-    ):
-        try:
-            getattr(dist.group.WORLD, name)()
-        except NotImplementedError as error:
-            found[name] = str(error)
-    return found
-
-
-def test_what_is_missing_says_what_to_do_instead(pools):
-    found = pools.run(1, "ring", not_here)[0]
-    assert len(found) == 7
-    assert found["monitored_barrier"].startswith(
-        'rank 0: backend "ring" has no monitored_barrier: use dist.barrier'
-    )
-
-
-def test_torch_has_nothing_that_the_group_quietly_leaves_to_gloo():
-    """Every method of torch's ProcessGroup that starts a communication is ours, here or in its base."""
-    ours = {name for cls in ring_backend.RingGroup.__mro__[:2] for name in vars(cls)}
-    words = ("gather", "reduce", "scatter", "broadcast", "alltoall", "all_to_all", "barrier", "send", "recv")
-    asked = {name for name in dir(dist.ProcessGroup) if any(word in name for word in words)}
-    assert {name for name in asked - ours if not name.startswith("__")} == set()
 
 
 # --- the learner's own ring
@@ -787,13 +632,17 @@ if rank == 0:
     try:
         dist.all_reduce(torch.ones(3))
     except RuntimeError as error:
-        print("after its timeout:", error)
+        print(error)
         try:
             dist.all_reduce(torch.ones(3))
         except RuntimeError as error:
             print(error)
 else:
     time.sleep(2.5)
+    try:
+        dist.all_reduce(torch.ones(3))
+    except RuntimeError as error:
+        print(error)
 dist.destroy_process_group()
 if rank == 0:
     sys.exit(os.waitpid(child, 0)[1])
@@ -803,10 +652,17 @@ if rank == 0:
 def test_outside_the_launcher_and_its_timeout(tmp_path):
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], env=environ, check=True, timeout=60)
-    outputs = [(tmp_path / name).read_text() for name in ("parent", "child")]
-    assert all(output.startswith("[8.0, 4.0]") for output in outputs)
-    assert "after its timeout:" in outputs[0]
-    assert "an earlier collective of this group failed" in outputs[0]
+    (sum_0, late, again), (sum_1, gone) = (
+        (tmp_path / name).read_text().splitlines() for name in ("parent", "child")
+    )
+    assert sum_0 == sum_1 == "[8.0, 4.0]"
+    what = "all_reduce of 3 x float32 sum, ranks [0, 1]"
+    assert late == f"rank 0: {what}: wait timeout: no answer within 1.0 s; did every rank call it?"
+    assert again.startswith("all_reduce: an earlier collective of this group failed (RuntimeError: rank 0: ")
+    assert gone.startswith(f"rank 1: {what}: connection closed by peer: another rank has probably ended")
+    # The launcher tells from the words what caused a failure, and what only follows.
+    assert is_timeout(Failure(0, "RuntimeError", late))
+    assert is_consequence(Failure(1, "RuntimeError", gone))
 
 
 # --- limited links
@@ -852,3 +708,23 @@ def test_a_collective_asked_for_by_a_callback_of_another() -> None:
 
     for first, second in launch(run, world_size=2, backend="ring", timeout=5, show="none"):
         assert first == [2.0] * 3 and second == [3.0] * 2
+
+
+def test_a_callback_that_waits_for_a_later_collective() -> None:
+    """The thread that it stops is the one that would do what it waits for."""
+
+    def run(comm):
+        tensors = [torch.full((2,), float(i)) for i in range(4)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+
+        def then(_):
+            works[2].wait()
+            return tensors[1].tolist(), tensors[2].tolist()
+
+        seen = works[0].get_future().then(then).wait()
+        works[3].wait()
+        dist.all_reduce(last := torch.ones(1))
+        return seen, tensors[3].tolist(), last.item()
+
+    for result in launch(run, world_size=2, backend="ring", timeout=5, show="none"):
+        assert result == (([2.0] * 2, [4.0] * 2), [6.0] * 2, 2.0)

@@ -11,7 +11,9 @@ moved up by one, since tag 0 is the collectives'.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,11 +21,13 @@ import torch.distributed as dist
 
 from course_lib.comm.board import Board, NullBoard
 from course_lib.comm.communicator import Communicator
-from course_lib.comm.ops import check_op
 from course_lib.comm.ring_backend import context
+from course_lib.comm.ring_backend.arguments import CheckingGroup
 from course_lib.comm.ring_backend.work import RingWork, Worker
 from course_lib.comm.torch_collectives import RING
 
+_LATE = re.compile(r"gloo.*timed out waiting (\d+) ?ms", re.IGNORECASE)
+_GONE = re.compile(r"gloo.*(closed|reset|broken pipe)", re.IGNORECASE)
 _NOT_HERE = {
     "allgather_coalesced": "call all_gather for each tensor",
     "gather_single": "use dist.gather with a list of tensors",
@@ -40,8 +44,8 @@ class Channel:
     """A board as one group sees it: collectives and messages are numbered for this group alone.
 
     Its thread runs beside the caller's, so numbers that both of them drew could differ from rank to rank. Single
-    messages are compared for a plugged algorithm only: the course's own agree where the collectives do, and comparing
-    would cost a quarter of a small collective's time.
+    messages are compared for all_to_all and for a plugged algorithm only: the others agree where the collectives do,
+    and comparing would cost a quarter of a small collective's time.
     """
 
     def __init__(self, board: Board | NullBoard, name: str) -> None:
@@ -55,7 +59,7 @@ class Channel:
             self._message(*what)
 
 
-class QueueingGroup(dist.ProcessGroup):
+class QueueingGroup(CheckingGroup):
     """Has a wire, and a thread that does what is queued. `options`: torch's, see `register`."""
 
     def __init__(self, options: Any) -> None:
@@ -93,33 +97,23 @@ class QueueingGroup(dist.ProcessGroup):
         outputs: Sequence[torch.Tensor],
         opts: Any,
         signature: str = "",
+        compares: bool = False,
     ) -> RingWork:
-        """Do `do(comm)` when its turn comes. `opts`: torch's. `signature`: what must be the same on all ranks."""
-        run = functools.partial(self._run, name, do, signature, context.is_plugged())
+        """Do `do(comm)` when its turn comes. `opts`: torch's. `signature`: what must be the same on all ranks.
+        `compares`: the ranks' signatures do not say how long each message is, so messages are compared as well.
+        """
+        run = functools.partial(self._run, name, do, signature, compares or context.is_plugged())
         waits = not getattr(opts, "asyncOp", True)
         return self._worker.hand(RingWork(name, run, list(outputs)), now=waits)
 
-    def _run(self, name: str, do: Callable[[Communicator], Any], signature: str, is_plugged: bool) -> None:
+    def _run(self, name: str, do: Callable[[Communicator], Any], signature: str, compares: bool) -> None:
         comm, launch = self.comm, context.launch()
-        comm.board.compares_messages = is_plugged  # type: ignore[union-attr]
+        comm.board.compares_messages = compares  # type: ignore[union-attr]
         if launch is not None:
             comm.t0 = launch.t0  # a pool's launches begin one after the other
-        with comm.board.collective(name, comm.ranks, signature):
+        what = f"{name} of {signature}" if signature else name
+        with comm.board.collective(name, comm.ranks, signature), _told(comm, what):
             do(comm)
-
-    def _check(self, name: str, *tensors: torch.Tensor) -> None:
-        for tensor in tensors:
-            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-                raise ValueError(
-                    f'rank {self.rank()}: {name}(tensor): backend "ring" takes dense tensors on the CPU, got '
-                    f"{tensor.layout} on {tensor.device}; move it with .cpu(), to_dense(), or use another backend"
-                )
-
-    def _op(self, name: str, op: Any, tensor: torch.Tensor) -> str:
-        try:
-            return check_op(op, tensor)
-        except ValueError as error:
-            raise ValueError(f"rank {self.rank()}: {name}: {error}") from None
 
     # --- the wire's own: they carry no reduction, or nothing at all
 
@@ -128,24 +122,20 @@ class QueueingGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> dist.Work:
         self._check("send", *tensors)
-        return self._wire.send([tensor.contiguous() for tensor in tensors], to, tag + 1)
+        return self._wire.send([tensor.contiguous() for tensor in tensors], to, self._tag("send", tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> dist.Work:
-        self._check_place("recv", tensors)
-        return self._wire.recv(tensors, source, tag + 1)
+        self._check_contiguous("recv", tensors)
+        return self._wire.recv(tensors, source, self._tag("recv", tag))
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
-        self._check_place("recv", tensors)
-        return self._wire.recv_anysource(tensors, tag + 1)
+        self._check_contiguous("recv", tensors)
+        return self._wire.recv_anysource(tensors, self._tag("recv", tag))
 
-    def _check_place(self, name: str, tensors: list[torch.Tensor]) -> None:
-        self._check(name, *tensors)
-        for tensor in tensors:
-            if not tensor.is_contiguous():
-                raise ValueError(
-                    f"rank {self.rank()}: {name}(tensor): expected a contiguous tensor, got strides {tensor.stride()}; "
-                    "receive into a new tensor and copy it"
-                )
+    def _tag(self, name: str, tag: int) -> int:
+        if tag < 0:  # -1 would be the collectives' own
+            raise ValueError(f"{self._where(name)}(tag): expected 0 or a greater number, got {tag}")
+        return tag + 1
 
     # --- the group itself
 
@@ -173,10 +163,27 @@ class QueueingGroup(dist.ProcessGroup):
 
 def _refuse(name: str, instead: str) -> Callable:
     def refused(self: QueueingGroup, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f'rank {self.rank()}: backend "ring" has no {name}: {instead}')
+        raise NotImplementedError(f'{self._where(name)}: backend "ring" cannot do this: {instead}')
 
     return refused
 
 
 for _name, _instead in _NOT_HERE.items():
     setattr(QueueingGroup, _name, _refuse(_name, _instead))
+
+
+@contextmanager
+def _told(comm: Communicator, what: str) -> Iterator[None]:
+    """gloo says which of its own lines failed. Say which collective did, and what that means."""
+    try:
+        yield
+    except RuntimeError as error:
+        late, gone = _LATE.search(str(error)), _GONE.search(str(error))
+        if not late and not gone:
+            raise
+        why = "connection closed by peer: another rank has probably ended, or given up; look for its own error first"
+        if late:
+            seconds = int(late[1]) / 1000
+            why = f"wait timeout: no answer within {seconds} s; did every rank call it?"
+        where = f"rank {comm.global_rank}: {what}, ranks {list(comm.ranks)}"
+        raise RuntimeError(f"{where}: {why}") from error

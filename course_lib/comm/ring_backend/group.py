@@ -1,7 +1,7 @@
 """The collectives: each method takes what torch hands over, and queues one of the course's.
 
 The methods keep torch's names and signatures (those of its C++ class), some of which it has renamed over time.
-Arguments are checked in the caller's thread; the collective then runs in the group's (`work.py`).
+Arguments are checked in the caller's thread (`arguments.py`); the collective then runs in the group's (`work.py`).
 """
 
 # mypy: disable-error-code="override, assignment"
@@ -35,8 +35,8 @@ class RingGroup(QueueingGroup):
         return self._all_reduce("all_reduce_coalesced", tensors, opts)
 
     def _all_reduce(self, name: str, tensors: list[torch.Tensor], opts: Any) -> RingWork:
-        self._check(name, *tensors)
-        op = self._op(name, SUM if opts is None else opts.reduceOp, tensors[0])
+        self._check_written(name, *tensors)
+        op = self._op(name, SUM if opts is None else opts.reduceOp, *tensors)
         all_reduce = context.algorithms().all_reduce
 
         def do(comm: Communicator) -> None:
@@ -47,7 +47,8 @@ class RingGroup(QueueingGroup):
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> RingWork:
         (tensor,), root = tensors, opts.rootRank
-        self._check("reduce", tensor)
+        self._check_root("reduce", root)
+        self._check_written("reduce", tensor)
         op = self._op("reduce", opts.reduceOp, tensor)
         do = lambda comm: collectives.reduce(comm, tensor, root, op)
         return self._queue("reduce", do, tensors, opts, f"{describe(tensor)} {op} to {root}")
@@ -55,8 +56,9 @@ class RingGroup(QueueingGroup):
     def reduce_scatter_tensor_coalesced(
         self, outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
     ) -> RingWork:
-        self._check("reduce_scatter", *outs, *tensors)
-        op = self._op("reduce_scatter", SUM if opts is None else opts.reduceOp, tensors[0])
+        self._check("reduce_scatter", *tensors)
+        self._check_written("reduce_scatter", *outs)
+        op = self._op("reduce_scatter", SUM if opts is None else opts.reduceOp, *tensors)
         for out, tensor in zip(outs, tensors, strict=True):
             self._check_chunk("reduce_scatter(out, tensor)", out, tensor)
         reduce_scatter = context.algorithms().reduce_scatter
@@ -73,28 +75,25 @@ class RingGroup(QueueingGroup):
     def reduce_scatter(
         self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any = None
     ) -> RingWork:
-        whole = torch.cat([tensor.detach().reshape(-1) for tensor in tensors[0]])
+        (out,), (pieces,) = outs, tensors
+        self._check_list("reduce_scatter", pieces, like=out)
+        whole = torch.cat([tensor.detach().reshape(-1) for tensor in pieces])
         return self.reduce_scatter_tensor_coalesced(outs, [whole], opts)
-
-    def _check_chunk(self, argument: str, chunk: torch.Tensor, whole: torch.Tensor) -> None:
-        if whole.numel() != self.size() * chunk.numel() or whole.dtype != chunk.dtype:
-            raise ValueError(
-                f"rank {self.rank()}: {argument}: expected the same dtype, and one tensor {self.size()} times as "
-                f"long as the other; got {describe(whole)} and {describe(chunk)}; pad it, or use all_reduce"
-            )
 
     # --- copies
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> RingWork:
         (tensor,), root = tensors, opts.rootRank
-        self._check("broadcast", tensor)
+        self._check_root("broadcast", root)
+        self._check_written("broadcast", tensor)
         do = lambda comm: collectives.broadcast(comm, tensor, root)
         return self._queue("broadcast", do, tensors, opts, f"{describe(tensor)} from {root}")
 
     def allgather_into_tensor_coalesced(
         self, outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
     ) -> RingWork:
-        self._check("all_gather", *outs, *tensors)
+        self._check("all_gather", *tensors)
+        self._check_written("all_gather", *outs)
         for out, tensor in zip(outs, tensors, strict=True):
             self._check_chunk("all_gather(out, tensor)", tensor, out)
         all_gather = context.algorithms().all_gather
@@ -113,31 +112,39 @@ class RingGroup(QueueingGroup):
     ) -> RingWork:
         """The ranks' tensors may differ in length, if everybody's `outs` say so."""
         (pieces,), (tensor,) = outs, tensors
-        self._check("all_gather", *pieces, tensor)
+        self._check("all_gather", tensor)
+        self._check_written("all_gather", *pieces)
+        self._check_count("all_gather", pieces)
         lengths = [piece.numel() for piece in pieces]
-        if len(pieces) != self.size() or lengths[self.rank()] != tensor.numel():
+        if lengths[self.rank()] != tensor.numel() or {piece.dtype for piece in pieces} != {tensor.dtype}:
             raise ValueError(
-                f"rank {self.rank()}: all_gather(tensor_list, tensor): expected {self.size()} tensors, this rank's as "
-                f"long as what it gives ({tensor.numel()} elements); got the lengths {lengths}"
+                f"{self._where('all_gather')}(tensor_list, tensor): expected {tensor.dtype}, and this rank's place as "
+                f"long as what it gives, {tensor.numel()} elements; got {_describe(pieces)}"
             )
+        equal = len(set(lengths)) == 1
         all_gather = context.algorithms().all_gather
 
         def do(comm: Communicator) -> None:
             whole = tensor.new_empty(sum(lengths))
             chunks, mine = list(whole.split(lengths)), tensor.reshape(-1)
-            if len(set(lengths)) == 1:
+            if equal:
                 all_gather(comm, whole, mine)
             else:
                 gather_around(comm, chunks, mine)
             for piece, chunk in zip(pieces, chunks, strict=True):
                 piece.detach().copy_(chunk.view(piece.shape))
 
-        return self._queue("all_gather", do, pieces, opts, f"{sum(lengths)} x {tensor.dtype}")
+        whole = sum(lengths) if equal else " + ".join(map(str, lengths))
+        return self._queue("all_gather", do, pieces, opts, f"{whole} x {_dtype(tensor)}")
 
     def gather(self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any) -> RingWork:
         (tensor,), root = tensors, opts.rootRank
         pieces = outs[0] if self.rank() == root else []
-        self._check("gather", tensor, *pieces)
+        self._check_root("gather", root)
+        self._check("gather", tensor)
+        if self.rank() == root:
+            self._check_written("gather", *pieces)
+            self._check_list("gather", pieces, like=tensor)
 
         def do(comm: Communicator) -> None:
             if comm.rank != root:
@@ -145,12 +152,16 @@ class RingGroup(QueueingGroup):
             for source, piece in enumerate(pieces):
                 piece.detach().copy_(tensor) if source == root else comm.recv(piece, source)
 
-        return self._queue("gather", do, pieces, opts, f"to {root}")
+        return self._queue("gather", do, pieces, opts, f"{describe(tensor)} to {root}")
 
     def scatter(self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any) -> RingWork:
         (out,), root = outs, opts.rootRank
         pieces = tensors[0] if self.rank() == root else []
-        self._check("scatter", out, *pieces)
+        self._check_root("scatter", root)
+        self._check_written("scatter", out)
+        if self.rank() == root:
+            self._check("scatter", *pieces)
+            self._check_list("scatter", pieces, like=out)
 
         def do(comm: Communicator) -> None:
             for to, piece in enumerate(pieces):
@@ -158,10 +169,16 @@ class RingGroup(QueueingGroup):
             if comm.rank != root:
                 comm.recv(out, root)
 
-        return self._queue("scatter", do, outs, opts, f"from {root}")
+        return self._queue("scatter", do, outs, opts, f"{describe(out)} from {root}")
 
     def alltoall(self, outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None) -> RingWork:
-        self._check("all_to_all", *outs, *tensors)
+        """Each pair of ranks may agree on a length of its own: the board compares message by message."""
+        self._check("all_to_all", *tensors)
+        self._check_written("all_to_all", *outs)
+        self._check_count("all_to_all", outs)
+        self._check_count("all_to_all", tensors)
+        mine = self.rank()
+        self._check_like("all_to_all", "the tensor for this rank itself", outs[mine], like=tensors[mine])
 
         def do(comm: Communicator) -> None:
             N, r = comm.world_size, comm.rank
@@ -170,7 +187,7 @@ class RingGroup(QueueingGroup):
                 comm.exchange(tensors[to], to, outs[source], source)
             outs[r].detach().copy_(tensors[r])
 
-        return self._queue("all_to_all", do, outs, opts)
+        return self._queue("all_to_all", do, outs, opts, _dtype(tensors[0]), compares=True)
 
     def alltoall_base(
         self,
@@ -181,6 +198,13 @@ class RingGroup(QueueingGroup):
         opts: Any = None,
     ) -> RingWork:
         """Sizes are lengths along dim 0; no sizes: equal ones."""
+        self._check("all_to_all_single", out, tensor)
+        for each in (out, tensor):
+            if each.dim() == 0 or each.shape[1:] != tensor.shape[1:]:
+                raise ValueError(
+                    f"{self._where('all_to_all_single')}(out, tensor): expected shapes alike but for dim 0, "
+                    f"got {tuple(out.shape)} and {tuple(tensor.shape)}"
+                )
         return self.alltoall(self._split(out, out_sizes), self._split(tensor, sizes), opts)
 
     def _split(self, tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
@@ -188,7 +212,7 @@ class RingGroup(QueueingGroup):
         sizes = list(sizes) or [length // self.size()] * self.size()
         if len(sizes) != self.size() or sum(sizes) != length:
             raise ValueError(
-                f"rank {self.rank()}: all_to_all_single: expected {self.size()} sizes that add up to the tensor's "
+                f"{self._where('all_to_all_single')}: expected {self.size()} sizes that add up to the tensor's "
                 f"length along dim 0, {length}; got {sizes}"
             )
         return list(tensor.detach().split(sizes))
@@ -202,3 +226,7 @@ class RingGroup(QueueingGroup):
 
 def _describe(tensors: list[torch.Tensor]) -> str:
     return " + ".join(map(describe, tensors))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

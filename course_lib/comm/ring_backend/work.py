@@ -35,8 +35,10 @@ class RingWork(dist.Work):
     def __init__(self, name: str, do: Callable[[], Any], outputs: list[torch.Tensor]) -> None:
         super().__init__()
         self.error: BaseException | None = None
+        self.line: _Line | None = None  # where it waits for its turn
         self._name, self._do, self._outputs = name, do, outputs
-        self._inference = torch.is_inference_mode_enabled()  # a thread's own: the caller's counts
+        # A thread's own: the caller's counts. And such a mode's tensors cannot be written outside it.
+        self._inference = torch.is_inference_mode_enabled() or any(t.is_inference() for t in outputs)
         self._ended = threading.Event()
         self._future: Any = torch.futures.Future()
 
@@ -61,6 +63,8 @@ class RingWork(dist.Work):
     def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
         """Return when the collective is done; raise what went wrong in it."""
         seconds = timeout.total_seconds() or None
+        if self.line is not None:
+            self.line.bring_forward(self)
         if not self._ended.is_set():
             with context.board().wait(self._name):
                 self._ended.wait(seconds)
@@ -129,9 +133,7 @@ class _Line:
         self._doing: int | None = None  # the thread that does a work now
 
     def hand(self, work: RingWork, now: bool) -> None:
-        if self._doing == threading.get_ident():  # asked for by a callback of the work that just ended
-            self._run(work)
-            return
+        work.line = self
         with self._counting:
             now = now and self._num_left == 0
             self._num_left += 1
@@ -139,8 +141,20 @@ class _Line:
                 self._turn.acquire()
         if now:
             self._do(work)  # two threads need not wake up for it
+        elif self._is_mine():  # asked for by a callback of the work that just ended
+            self._run(work)
         else:
             self.queue.put(work)
+
+    def bring_forward(self, work: RingWork) -> None:
+        """Called by whoever waits for `work`. A callback waits in the only thread that could do it: it does it here,
+        after all that come before.
+        """
+        while self._is_mine() and not work.is_completed():
+            if (earlier := self.queue.get()) is None:
+                self.queue.put(None)
+                raise RuntimeError("the group was destroyed before this collective was done")
+            self._run(earlier)
 
     def serve(self) -> None:
         while (work := self.queue.get()) is not None:
@@ -148,14 +162,17 @@ class _Line:
             self._do(work)
             del work  # or its outputs would live until the next one comes
 
+    def _is_mine(self) -> bool:
+        return self._doing == threading.get_ident()
+
     def _do(self, work: RingWork) -> None:
         self._doing = threading.get_ident()
         self._run(work)
         self._doing = None
-        with self._counting:
-            self._num_left -= 1
         self._turn.release()
 
     def _run(self, work: RingWork) -> None:
         work.run(self._failed)
         self._failed = self._failed or work.error
+        with self._counting:
+            self._num_left -= 1
