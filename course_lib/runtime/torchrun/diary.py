@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from course_lib.runtime.torchrun.kept import Kept
+
 _EVENT = '{"name": "torchelastic.'
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 _ENDED_BY_AGENT = re.compile(r"Sending process (\d+) closing signal (\w+)")
@@ -65,7 +67,7 @@ class Worker:
     exit_code: int | None = None
     ended_by_agent: bool = False  # because another one failed, or a node came or went
     raw_error: str = ""  # what torch's @record wrote
-    lines: list[tuple[bool, str]] = field(default_factory=list, repr=False)  # (is stderr, line)
+    lines: Kept = field(default_factory=Kept, repr=False)
 
     @property
     def output(self) -> str:

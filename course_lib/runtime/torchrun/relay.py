@@ -7,15 +7,48 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from course_lib.runtime.torchrun.diary import Worker
-from course_lib.runtime.torchrun.tail import Tail
+from course_lib.runtime.torchrun.tail import TURNS, Tail
 
 _NOISE = re.compile(r"socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved")
 _RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's own mark on the lines of a traceback
+
+_UNFINISHED_S = 0.5  # after which a line that does not end is shown: dots, a progress bar
+_MOST_AT_ONCE = 2000  # lines: a notebook that gets more has no time for anything else
+
+
+@dataclass
+class _Stream:
+    """stdout or stderr of a worker. `shown`: how much of the unfinished line has been shown; `since`: when the rest of
+    it came (a time.monotonic())."""
+
+    worker: Worker
+    is_error: bool
+    tail: Tail
+    shown: int = 0
+    since: float | None = None
+
+    def to_show(self, lines: list[str]) -> list[str]:
+        """What `tail` has just read, without what was shown before, and with an unfinished line when it is time."""
+        show, now = list(lines), time.monotonic()
+        if show:
+            show[0] = show[0][self.shown :]
+            show = show[1:] if self.shown and not show[0].strip("\r") else show
+            self.shown, self.since = 0, None
+        waiting = self.tail.rest[self.shown :]
+        if not waiting:
+            self.since = None
+        elif self.since is None:
+            self.since = now
+        elif now - self.since >= _UNFINISHED_S:
+            show, self.shown, self.since = [*show, waiting], len(self.tail.rest), None
+        return show
 
 
 class Relay:
@@ -23,35 +56,38 @@ class Relay:
 
     def __init__(self, show: str, named: Callable[[str], str]) -> None:
         self.show, self._named = show, named
-        self._tails: list[tuple[Worker, bool, Tail]] = []
+        self._streams: list[_Stream] = []
         self._finished = False
 
     def follow(self, worker: Worker, directory: Path) -> None:
         """From now on read the worker's two files in `directory`."""
         for is_error, stream in ((False, "stdout"), (True, "stderr")):
             try:
-                self._tails.append((worker, is_error, Tail(directory / f"{worker.pid}.{stream}")))
+                tail = Tail(directory / f"{worker.pid}.{stream}", capped=True)
+                self._streams.append(_Stream(worker, is_error, tail))
             except FileNotFoundError:
                 pass  # torchrun was told not to write it
 
     def pump(self) -> bool:
-        """Read what is new; True if there was anything."""
+        """Read what is new, of much only a part; True if there was anything, be it a part of a line."""
         found = False
-        for worker, is_error, tail in self._tails:
-            lines = self._clean(tail.read(last=worker.gone is not None))
-            worker.lines += [(is_error, line) for line in lines]
-            found = found or bool(lines)
+        for stream in self._streams:
+            worker = stream.worker
+            lines = stream.tail.read(last=worker.gone is not None)
+            worker.lines += [(stream.is_error, line) for line in self._clean(lines)]
+            found = found or stream.tail.grew
             if self.show == "live":
-                _write(is_error, [f"[rank {worker.rank}] {line}" for line in lines])
+                shown = self._clean(stream.to_show(lines))
+                _write(stream.is_error, [f"[rank {worker.rank}] {line}" for line in shown])
         return found
 
     def raw(self, worker: Worker) -> list[str]:
         """What is new in the worker's stderr, not shown to anybody."""
         return [
             line
-            for who, is_error, tail in self._tails
-            if who is worker and is_error
-            for line in tail.read(True)
+            for stream in self._streams
+            if stream.worker is worker and stream.is_error
+            for line in stream.tail.read(True)
         ]
 
     def name(self, file: str) -> str:
@@ -68,10 +104,13 @@ class Relay:
             _write(False, [f"[torchrun] {text}"])
 
     def finish(self, workers: list[Worker]) -> None:
-        """Close the files, and show what "grouped" kept back."""
-        for _, _, tail in self._tails:
-            tail.close()
-        self._tails.clear()
+        """Read what is left, close the files, and show what "grouped" kept back. Nobody writes any more."""
+        for _ in range(TURNS):
+            if not self.pump():
+                break
+        for stream in self._streams:
+            stream.tail.close()
+        self._streams.clear()
         if self.show == "grouped" and not self._finished:
             # The sorting is stable: of one rank, the earlier worker comes first.
             for worker in sorted(workers, key=lambda worker: worker.rank):
@@ -89,6 +128,9 @@ class Relay:
 
 
 def _write(is_error: bool, lines: list[str]) -> None:
+    if left_out := max(len(lines) - _MOST_AT_ONCE, 0):
+        half = _MOST_AT_ONCE // 2
+        lines = [*lines[:half], f"… {left_out} lines not shown; `output` has more", *lines[-half:]]
     if lines:
         target: TextIO = sys.stderr if is_error else sys.stdout
         target.write("".join(line + "\n" for line in lines))
