@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 from nbclient import NotebookClient
@@ -200,6 +201,15 @@ def test_a_strided_output_has_gaps_too():
     assert placed.gaps_changed
 
 
+def test_a_tensor_that_was_given_other_memory_or_another_shape_is_noticed():
+    for change in (lambda one: setattr(one, "data", one.clone()), lambda one: one.unsqueeze_(0)):
+        placed = place(torch.arange(3.0), "plain")
+        placed.tensor += 1
+        assert not placed.moved
+        change(placed.tensor)
+        assert placed.moved
+
+
 def test_cases_say_what_they_are():
     assert str(Case(12)) == "12 float32" and str(Case(12, op="sum")) == "12 float32"
     assert str(Case(1, torch.int64, op="max", form="scalar")) == "1 int64 of shape (), op=max"
@@ -254,9 +264,9 @@ def test_a_size_mismatch_names_both_ranks():
 def test_what_is_read_as_numbers():
     assert as_tensor([1, torch.tensor(2), 3.5]).tolist() == [1, 2, 3.5]
     assert as_tensor(torch.ones(2, 2)).tolist() == [1, 1, 1, 1]
-    assert [
-        as_tensor(value) for value in (None, "ab", ["a"], {1: 2}, [[1, 2]], torch.ones(1, dtype=torch.cfloat))
-    ] == [None] * 6
+    assert as_tensor(np.array([1, 2])).tolist() == [1, 2]
+    none = (None, "ab", ["a"], ["1"], {1: 2}, [[1, 2]], torch.ones(1, dtype=torch.cfloat))
+    assert [as_tensor(value) for value in none] == [None] * len(none)
 
 
 # --- help

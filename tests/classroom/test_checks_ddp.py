@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -194,13 +195,28 @@ def keeps_what_was_there(self, parameter):
 
 @fault(
     "bucketing",
+    "wrong gradient of ",
+    "it is 0 in a step after zero_grad(set_to_none=False), where parameter.grad is the bucket's view already",
+    "(1 rank",
+)
+def overwrites_before_it_reads(self, parameter):
+    view = next(bucket for bucket in self.buckets if parameter in bucket.views).views[parameter]
+    view.zero_()
+    if parameter.grad is not None:
+        view.add_(parameter.grad / self.num_contributing)
+    parameter.grad = view * self.num_contributing
+    by_the_public_names(self, parameter)
+
+
+@fault(
+    "bucketing",
     "your function raised TypeError: ",
     "(here parameter.grad is None: this rank has nothing to add) (2",
 )
 def never_none(self, parameter):
     bucket = next(bucket for bucket in self.buckets if parameter in bucket.views)
-    bucket.views[parameter].copy_(parameter.grad / self.num_contributing)
-    put(self, parameter)
+    parameter.grad = bucket.views[parameter].copy_(parameter.grad / self.num_contributing)
+    bucket.num_missing -= 1
     leave_in_turn(self)
 
 
@@ -239,6 +255,14 @@ def as_a_tensor(length, num_replicas, rank, epoch=0, seed=0, shuffle=True, drop_
     return torch.tensor(
         dealt(permuted(length, epoch, seed, shuffle), num_replicas, rank, drop_last), dtype=torch.int64
     )
+
+
+@right("sampler")
+def as_numbers_of_numpy(length, num_replicas, rank, *, epoch, seed, shuffle, drop_last):
+    mine = np.array(
+        dealt(permuted(length, epoch, seed, shuffle), num_replicas, rank, drop_last), dtype=np.int64
+    )
+    return mine if shuffle else list(mine)
 
 
 @fault(
@@ -420,6 +444,21 @@ def by_gathering(comm, loss_sum, count):
     counts = torch.empty(comm.world_size)
     comm.all_gather(counts, torch.tensor([float(count)]))
     return comm.world_size * loss_sum / counts.sum()
+
+
+@right("weighted_loss")
+def with_a_factor_in_float32(comm, loss_sum, count):
+    total = torch.tensor([float(count)])
+    comm.all_reduce(total)
+    return (comm.world_size / total * loss_sum).sum()
+
+
+@fault(
+    "weighted_loss",
+    "wrong gradient: nan where the mean over all samples is 1.25 (1 rank with the losses [0.5",
+)
+def never_a_number(comm, loss_sum, count):
+    return in_floats(comm, loss_sum, count) * float("nan")
 
 
 @fault(

@@ -125,6 +125,13 @@ def pads(comm, tensor):
     tensor.copy_(padded[: len(flat)].view_as(tensor))
 
 
+@fault("ring_all_reduce", "right sum, but on rank 0 a tensor has other memory or another shape than before")
+def points_elsewhere(comm, tensor):
+    total = tensor.clone()
+    classic_ring(comm, total)
+    tensor.data = total
+
+
 @fault("ring_all_reduce", "wrong sum", "(3 ranks, 12 float32)")
 def only_two_ranks(comm, tensor):
     """One step instead of N-1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,6 +112,14 @@ def two_ranks(gradients, counts):
 @fault("weighted_mean", "your function takes (gradients); the exercise calls it with (gradients, counts)")
 def no_counts(gradients):
     return sum(gradients)
+
+
+@fault(
+    "weighted_mean",
+    "rank 0 raised NotImplementedError: \"softmax_lastdim_kernel_impl\" not implemented for 'Long'",
+)
+def what_torch_cannot_do(gradients, counts):
+    return torch.stack(gradients).T @ torch.tensor(counts).softmax(dim=0)
 
 
 # --- the sharded server
@@ -349,6 +358,20 @@ def only_rounds(version, in_flight, bound):
     return len(in_flight) <= bound and (not in_flight or version == first)
 
 
+@fault(
+    "may_pull",
+    "no update was too stale, but your rule makes workers wait that need not: with bound 4 it says no where",
+    "(version=2, in_flight={1: 0, 3: 0}, bound=4)",
+)
+def adds_up_all_ages(version, in_flight, bound):
+    return not in_flight or sum(version - pulled for pulled in in_flight.values()) + len(in_flight) <= bound
+
+
+@fault("may_pull", "your function raised ValueError: The truth value of an array", "in_flight={}")
+def many_answers(version, in_flight, bound):
+    return np.array([True, False])
+
+
 @fault("may_pull", "your function returned None; expected True or False")
 def says_nothing(version, in_flight, bound):
     looks_at_each(version, in_flight, bound)
@@ -396,7 +419,23 @@ def test_a_rule_that_never_answers_does_not_hang_the_notebook():
             pass
 
     verdict = check("may_pull", thinks_for_ever, timeout=1.0)
-    assert verdict.text.startswith("it does not end: your function did not return")
+    assert verdict.text == "it does not end: your function did not return, and everybody waits for the server"
+
+
+def test_a_half_written_function_is_no_attempt():
+    def half_mean(gradients, counts):
+        if len(counts) == 1:
+            return gradients[0]
+        raise NotImplementedError
+
+    def half_rule(version, in_flight, bound):
+        if not in_flight:
+            return True
+        raise NotImplementedError
+
+    assert (
+        repr(check("weighted_mean", half_mean)) == repr(check("may_pull", half_rule)) == "not attempted yet"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -48,6 +48,9 @@ def test_an_untouched_prediction_is_no_failure(nothing):
         (5, 0, "a different sign, or nothing where there is something"),
         (0, 0, "exact"),
         (100 * 1.048576, 100, "within 5 %: MB (10^6) and MiB (2^20) mixed up?"),
+        (-5, -13, "too small by a factor of 2.6"),
+        (float("nan"), 1, "no comparison: one of them is not a finite number"),
+        (1, float("nan"), "no comparison: one of them is not a finite number"),
     ],
 )
 def test_in_words(guess, measured, verdict):
@@ -87,6 +90,11 @@ def test_the_measured_value_keeps_its_unit_and_the_ratio_is_kept():
     predict("x", 3)
     assert score("x", 4).ratio == 0.75
     assert "within 5 %" in said(0.0102, 0.01, "s")
+
+
+def test_only_bytes_can_be_mixed_up_with_mebibytes():
+    assert said(1.048576, 1, "s").endswith("within 5 %")
+    assert said(104.8576, 100, "MB").endswith("mixed up?")
 
 
 @pytest.mark.parametrize("value", ["many", True, [1], 1j])

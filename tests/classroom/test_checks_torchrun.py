@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from course_lib.classroom.checks import check, hint, port_launcher, show_solutio
 from course_lib.classroom.checks.catalogue import CATALOGUE
 from course_lib.classroom.checks.guidance import close_hints
 from course_lib.classroom.checks.hints import HINTS
-from course_lib.classroom.checks.port_launcher import OLD_SCRIPT, explain, judge_output
+from course_lib.classroom.checks.port_launcher import OLD_SCRIPT, explain, judge_output, written_world_sizes
 from course_lib.plan.ranks import RANK_VARIABLES, worker_ranks
 from course_lib.runtime.errors import RankError
 from tests.classroom.planted import Planted
@@ -54,6 +56,11 @@ def as_the_exercise_asks(nproc_per_node, node, local_rank):
 def as_text(nproc_per_node, node, local_rank):
     nproc_per_node.append(99)  # the list is the function's own
     return {key: str(value) for key, value in variables(nproc_per_node[:-1], node, local_rank).items()}
+
+
+@right("rank_arithmetic")
+def as_numbers_of_numpy(nproc_per_node, node, local_rank):
+    return {key: np.int64(value) for key, value in variables(nproc_per_node, node, local_rank).items()}
 
 
 @fault(
@@ -191,6 +198,17 @@ def keeps_the_argument(old):
     return with_line("world_size = 2", "world_size = 3", old)
 
 
+@fault(
+    "port_launcher",
+    "right with these 3 workers, but their number is written into the script",
+    "(torchrun, 2 nodes with 2 + 1 workers)",
+)
+def writes_the_world_size_down(old):
+    return with_line(
+        "rank, world_size = dist.get_rank(), dist.get_world_size()", "rank, world_size = dist.get_rank(), 3"
+    )
+
+
 @fault("port_launcher", "Python cannot read the script: ", "in line 11")
 def no_python(old):
     return with_line("def main():", "def main(:")
@@ -283,6 +301,21 @@ def test_a_forgotten_set_epoch_is_named(printed):
             "rank 1 does not accept its arguments, --epochs 3: unrecognized arguments: --epochs 3",
         ),
         (NEW_SCRIPT, ("ValueError", "bad /tmp", ""), "rank 1 raised ValueError: bad /tmp"),
+        (
+            f"PAIR = [\n    1, 2\n]\n{NEW_SCRIPT}",
+            ("RuntimeError", "broken", ""),
+            "rank 1 raised RuntimeError: broken (end)",
+        ),
+        (
+            with_line('("gloo")', '("gloo", world_size=2)'),
+            ("NameError", "name 'x' is not defined", ""),
+            "rank 1 raised NameError: name 'x' is not defined (end)",
+        ),
+        (
+            with_line('int(os.environ["LOCAL_RANK"])', "None.x"),
+            ("AttributeError", "'NoneType' object has no attribute 'x'", ""),
+            "rank 1 raised AttributeError: 'NoneType' object has no attribute 'x' (end)",
+        ),
     ],
 )
 def test_why_a_script_failed(text, error, said):
@@ -291,7 +324,25 @@ def test_why_a_script_failed(text, error, said):
     told = RankError(
         "", rank=1, exc_type=kind, exc_message=message, traceback="", exitcode=exitcode, output=output
     )
-    assert explain(text, told).startswith(said)
+    assert f"{explain(text, told)} (end)".startswith(said)
+
+
+@pytest.mark.parametrize(
+    "line, numbers",
+    [
+        ("world_size = 3", {3}),
+        ("world_size: int = 3", {3}),
+        ("rank, world_size = args.rank, 2", {2}),
+        ("sampler = DistributedSampler(data, num_replicas=4, rank=rank)", {4}),
+        ("world_size = int(os.environ.get('WORLD_SIZE', 1))", set()),
+        ("if world_size == 3: pass", set()),
+        ("world_size = 3 * num_nodes", set()),
+        ("pass  # world_size = 3", set()),
+        ("pairs = [\n    1, 2\n]", set()),
+    ],
+)
+def test_a_world_size_that_is_written_down_is_found(line, numbers):
+    assert written_world_sizes(line) == numbers
 
 
 def test_workers_that_wait_for_each_other_are_explained():
@@ -310,6 +361,14 @@ def test_the_old_script_is_no_attempt(answer):
 def test_a_file_is_an_answer_too(tmp_path):
     (tmp_path / "ported.py").write_text("def main(:")
     assert check("port_launcher", tmp_path / "ported.py").text.startswith("Python cannot read the script")
+
+
+@pytest.mark.parametrize("answer", [3, None])
+def test_what_is_no_script_is_told_what_is_expected(answer):
+    with pytest.raises(
+        TypeError, match=r"expected the text of a script, its Path, .* check\(\"port_launcher\", text\)"
+    ):
+        check("port_launcher", answer)
 
 
 def test_only_this_exercise_takes_text():
@@ -377,18 +436,20 @@ def renamed(state, path):
     os.replace(f"{path}.tmp", path)
 
 
-def training(load=loaded, save=renamed, told=1):
-    """A loop with these parts; `told`: 1 if the snapshot names the epoch that comes next, 0: the one that is over."""
+def training(load=loaded, save=renamed, told=1, number=int):
+    """A loop with these parts; `told`: 1 if the snapshot names the epoch that comes next, 0: the one that is over.
+    number: the type of its epochs.
+    """
 
     def train(path, model, optimizer, num_epochs, train_epoch):
         for epoch in range(load(path, model, optimizer), num_epochs):
-            train_epoch(epoch)
+            train_epoch(number(epoch))
             save(state_of(epoch + told, model, optimizer), path)
 
     return train
 
 
-right("resumable")(training())
+right("resumable")(training(number=np.int64))
 
 
 @right("resumable")
@@ -568,6 +629,16 @@ def last_epoch_unsaved(path, model, optimizer, num_epochs, train_epoch):
         train_epoch(epoch)
         if epoch < num_epochs - 1:
             renamed(state_of(epoch + 1, model, optimizer), path)
+
+
+@fault(
+    "resumable",
+    "started again when all epochs were done, your function's process was killed, and not by this check",
+)
+def kills_itself_at_the_end(path, model, optimizer, num_epochs, train_epoch):
+    if loaded(path, model, optimizer) == num_epochs:
+        os.kill(os.getpid(), signal.SIGKILL)
+    training()(path, model, optimizer, num_epochs, train_epoch)
 
 
 @fault("resumable", "undisturbed, it trained epochs 0, 1, 2, 3 and 4; expected each of 0 to 5 once, in order")

@@ -258,6 +258,15 @@ def test_a_cluster_with_a_device_for_each_rank_says_devices():
     assert not [word for word in texts(figure) if "one machine" in word or "not a device" in word]
 
 
+def test_a_cluster_of_unknown_devices_claims_none():
+    assert heading(draw_cluster(places([2, 2]))) == "2 nodes × 2 ranks each = 4 ranks"
+    one = draw_cluster([{"rank": 0, "node": 0, "local_rank": 3, "device": "cuda:3"}])
+    assert heading(one) == "1 node × 1 device = 1 rank"
+    assert_readable(one)  # its card is inside the node, though it is the only one
+    half = [{**row, "address": "10.0.0.1"} if row["node"] == 0 else row for row in places([1, 1])]
+    assert not [word for word in texts(draw_cluster(half)) if "one machine" in word]
+
+
 def test_an_uneven_cluster():
     assert heading(draw_cluster(places([2, 1]))) == "2 + 1 ranks on 2 nodes = 3 ranks"
     assert heading(draw_cluster(places([2]), title="mine")) == "mine"
@@ -298,6 +307,18 @@ def test_values_must_fit_the_sizes():
         plot_alpha_beta([8, 64], [1e-6, 1e-6], -1e-6, 1e9)
     with pytest.raises(ValueError, match="sizes_bytes must be positive"):
         plot_alpha_beta([0, 64], [1e-6, 1e-6], 1e-6, 1e9)
+    with pytest.raises(ValueError, match="seconds must be positive"):
+        plot_alpha_beta([8, 64], [0.0, 1e-6], 1e-6, 1e9)
+    with pytest.raises(ValueError, match="predicted: expected the times of at least one algorithm"):
+        plot_costs(SIZES, {})
+    with pytest.raises(
+        ValueError, match=r"predicted\['ring'\] must be positive .* one rank alone sends nothing"
+    ):
+        plot_costs(SIZES, {"ring": [0.0] * len(SIZES)})
+    with pytest.raises(ValueError, match="sizes_bytes: expected sizes from small to large"):
+        plot_costs(SIZES[::-1], costs())
+    with pytest.raises(ValueError, match=r"measured\['ring'\]: expected at least one"):
+        plot_costs(SIZES, costs(), {"ring": []})
     with pytest.raises(ValueError, match=r"predicted\['ring'\]"):
         plot_costs(SIZES, {"ring": [1.0]})
     with pytest.raises(ValueError, match=r"measured\['star'\] has no prediction"):
@@ -320,6 +341,16 @@ def test_the_crossover_is_where_two_formulas_meet():
     assert heading(figure) == "Predicted: tree is fastest up to 151 kB, ring above" and "151 kB" in texts(
         figure
     )
+
+
+def test_equals_are_named_together():
+    same = [1.0, 2.0, 3.0]
+    figure = plot_costs([8, 64, 512], {"naive": same, "tree": list(same)})
+    assert heading(figure) == "Predicted: naive and tree are fastest at every size shown"
+    figure = plot_costs([8, 64, 512], {"naive": same, "ring": [2.0, 3.0, 2.0], "tree": list(same)})
+    assert heading(figure) == "Predicted: naive and tree are fastest up to 181 B, ring above"
+    at_a_size = plot_costs([8, 64, 512], {"ring": [2.0, 2.0, 2.0], "naive": [1.0, 2.0, 3.0]})
+    assert heading(at_a_size) == "Predicted: naive is fastest up to 64 B, ring above"
 
 
 def test_costs_say_what_is_predicted_and_what_measured():
@@ -364,6 +395,18 @@ def test_unequal_totals_are_not_called_equal():
     )
 
 
+def test_equal_loads_are_not_held_against_each_other():
+    figure = plot_bytes_per_rank({"ring": [(3, 3)] * 2, "tree": [(3, 3)] * 2})
+    assert heading(figure) == "No difference: the busiest rank of each carries 6 B"
+    assert heading(plot_bytes_per_rank({"ring": [[3, 3], [3, 3]]})) == "ring: 6 B sent by all ranks together"
+
+
+@pytest.mark.parametrize("nothing", [{}, {"ring": []}])
+def test_bytes_of_nobody(nothing):
+    with pytest.raises(ValueError, match="traffic: expected at least one algorithm"):
+        plot_bytes_per_rank(nothing)
+
+
 def _cells(axes) -> list[Rectangle]:
     return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
 
@@ -402,15 +445,8 @@ def test_ring_steps_show_what_every_rank_holds():
     ]
     assert [words.count("sum") for words in held] == [0, 0, 0, 4, 8, 12, 16]
     arrows = [[text for text in axes.texts if getattr(text, "arrow_patch", None)] for axes in panels]
-    assert [len(found) for found in arrows] == [
-        0,
-        5,
-        5,
-        5,
-        5,
-        5,
-        5,
-    ]  # the one that closes the ring is drawn in two parts
+    # The one that closes the ring is drawn in two parts.
+    assert [len(found) for found in arrows] == [0, *[5] * 6]
 
 
 def test_sums_are_dark_and_parts_are_light():
@@ -459,6 +495,18 @@ def test_the_trace_measures_what_hides_behind_computing():
 def test_a_collective_alone_is_not_computing():
     events = [event for event in trace() if event.lane != "compute"]
     assert heading(plot_trace(events)) == "3 ranks, 500 ms: communication takes 100% of it"
+
+
+def test_a_wait_is_not_computing():
+    step = [
+        Event(0, "backward", 0.0, 4.0, "compute"),
+        Event(0, "all_reduce", 1.0, 4.0, "comm"),
+        Event(0, "wait for gradients", 3.0, 4.0, "wait"),
+    ]
+    assert (
+        heading(plot_trace(step)) == "1 rank, 4 s: communication takes 75% of it, 67% of that while computing"
+    )
+    assert heading(plot_trace(step[1:])) == "1 rank, 3 s: communication takes 100% of it"
 
 
 def test_an_empty_trace_is_told():

@@ -19,12 +19,13 @@ def step(wait_s: float, at_s: float = 5.0) -> list[Event]:
     ]
 
 
+def title(figure) -> str:
+    return figure.get_suptitle().replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
+
+
 def test_steps_begin_together_and_the_title_compares_their_ends() -> None:
     figure = plot_overlap({"flat": step(2.0), "buckets": step(0.5, at_s=70.0)})
-    assert (
-        figure.get_suptitle().replace("\N{NO-BREAK SPACE}", " ")
-        == "A step takes 4 s instead of 5.5 s with buckets"
-    )
+    assert title(figure) == "A step takes 4 s instead of 5.5 s with buckets"
     (axes,) = figure.axes
     bars = [(round(bar.get_x(), 3), round(bar.get_width(), 3)) for bar in axes.patches]
     assert len(bars) == 10 and bars.count((0.0, 1.0)) == 2 and "time" in axes.get_xlabel()
@@ -32,12 +33,22 @@ def test_steps_begin_together_and_the_title_compares_their_ends() -> None:
     assert to_png(figure).startswith(b"\x89PNG")
 
 
+def test_one_step_and_equal_steps_keep_their_unit() -> None:
+    one = [Event(0, "forward", 1.0, 1.02)]
+    assert title(plot_overlap({"flat": one})) == "A step takes 20 ms"
+    assert title(plot_overlap({"flat": one, "buckets": one})) == "A step takes 20 ms either way"
+
+
 def test_the_best_bucket_is_named() -> None:
     figure = plot_bucket_sizes([(25, 0.9), (1, 0.5), (0.25, 0.7)], flat_s=1.0)
-    text = figure.get_suptitle().replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
-    assert text == "Buckets of 1 MiB are best here: 500 ms for a step, the largest takes 900 ms"
+    assert title(figure) == "Buckets of 1 MiB are best here: 500 ms for a step, the largest takes 900 ms"
     (axes,) = figure.axes
     assert axes.lines[0].get_xdata().tolist() == [0.25, 1, 25] and "MiB" in axes.get_xlabel()
+
+
+def test_buckets_that_are_slower_than_a_flat_buffer_are_not_called_best() -> None:
+    figure = plot_bucket_sizes([(1, 0.5), (25, 0.9)], flat_s=0.4)
+    assert title(figure) == "One flat buffer is best here: 400 ms for a step, buckets of 1 MiB take 500 ms"
 
 
 def test_links_that_are_paced_in_software_are_said_to_be() -> None:
@@ -48,5 +59,9 @@ def test_links_that_are_paced_in_software_are_said_to_be() -> None:
 def test_nothing_to_draw() -> None:
     with pytest.raises(ValueError, match="at least one name with events"):
         plot_overlap({"flat": []})
+    with pytest.raises(
+        ValueError, match=r"steps\['flat'\]: expected events named forward, .*; got broadcast"
+    ):
+        plot_overlap({"flat": [Event(0, "broadcast", 0.0, 1.0)]})
     with pytest.raises(ValueError, match="at least one"):
         plot_bucket_sizes([])

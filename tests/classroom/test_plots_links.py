@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from course_lib.bench.links import OnLinks
@@ -30,6 +32,13 @@ def test_the_title_holds_the_server_against_the_ring() -> None:
 
 def test_pacing_in_software_is_said_in_the_title() -> None:
     assert plot_on_links(measured("paced")).get_suptitle().endswith("(paced in software)")
+
+
+def test_one_algorithm_alone_and_a_ring_that_is_slowest_are_not_held_against_themselves() -> None:
+    naive, ring = measured()[0], measured()[2]  # of 2 hosts
+    assert plot_on_links([naive]).get_suptitle() == "On 2 hosts naive takes 330\N{NO-BREAK SPACE}ms"
+    slow = dataclasses.replace(ring, measured_s=0.66)
+    assert plot_on_links([naive, slow]).get_suptitle() == "On 2 hosts ring takes 2.0 times as long as naive"
 
 
 def test_nothing_to_draw() -> None:

@@ -63,10 +63,15 @@ def test_the_title_says_how_long_nobody_trained() -> None:
 
 def test_the_title_of_other_ends() -> None:
     steps = [("rank 0", 0.0, 5.0, "training"), ("rank 1", 0.0, 2.0, "training")]
-    assert title(plot_recovery(steps, [(2.0, "killed")])) == "killed: nobody trains after it"
+    assert title(plot_recovery(steps, [(2.0, "killed")])) == "killed: training never pauses"
     again = [*steps, ("rank 1", 4.0, 6.0, "training")]
     assert title(plot_recovery(again, [(2.0, "killed")])) == "killed: training never pauses"
+    waits = [*steps, ("rank 0", 5.0, 9.0, "waiting")]
+    assert title(plot_recovery(waits, [(2.0, "killed")])) == "killed: training ends 3 s after it"
+    assert title(plot_recovery(waits, [(5.0, "killed")])) == "killed: nobody trains after it"
+    assert title(plot_recovery([("rank 0", 0.0, 5.0, "start")], [(2.0, "x")])) == "x: nobody trains after it"
     assert title(plot_recovery(steps)) == "2 processes, 5 s"
+    assert title(plot_recovery(steps[:1])) == "1 process, 5 s"
     assert title(plot_recovery(steps, title="mine")) == "mine"
 
 
@@ -98,6 +103,14 @@ def test_curves_that_differ_are_not_called_the_same() -> None:
     assert title(plot_loss_with_fault({"a": LOSSES, "b": nearly}, 4)).startswith(
         "b: other losses from step 5 on"
     )
+
+
+def test_a_loss_that_is_not_a_number_is_the_same_in_both_and_one_odd_step_is_not_the_rest() -> None:
+    diverged = [1.0, float("nan")]
+    figure = plot_loss_with_fault({"a": diverged, "b": list(diverged)}, 1)
+    assert title(figure) == "b: the same loss in all 2 steps, number for number"
+    figure = plot_loss_with_fault({"a": [1.0, 1.0, 1.0], "b": [1.0, 3.0, 1.0]}, 1)
+    assert title(figure) == "b: other losses in 1 of 3 steps, by up to 2"
 
 
 @pytest.mark.parametrize(

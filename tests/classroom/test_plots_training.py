@@ -45,6 +45,21 @@ def test_two_kinds_are_held_against_each_other_and_pacing_is_said() -> None:
     assert figure.axes[0].get_title("left").endswith("paced in software")
 
 
+@pytest.mark.parametrize(
+    "steps, finding",
+    [
+        ({"server": SERVER[:1]}, "On 2 hosts a step of the server takes 200 ms"),
+        ({"sharded server": [(2, 0.1, 0.1), (8, 0.1, 0.12)]},
+         "A step of the sharded server takes 1.2 times as long on 8 hosts as on 2"),
+        ({"sharded server": [(2, 0.1, 0.1)], "server": SERVER[:1]},
+         "On 2 hosts the sharded server takes 0.5 times as long as the server"),
+    ],
+)  # fmt: skip
+def test_a_server_is_not_held_against_itself_and_need_not_choke(steps: dict, finding: str) -> None:
+    title = plot_server_load(steps, **LINK).get_suptitle()
+    assert title.replace("\n", " ").replace("\N{NO-BREAK SPACE}", " ") == finding
+
+
 @pytest.mark.parametrize("nothing", [{}, {"server": []}])
 def test_no_measurement(nothing: dict) -> None:
     with pytest.raises(ValueError, match="at least one measurement for each name"):
@@ -102,7 +117,21 @@ def test_a_point_is_the_mean_of_its_window() -> None:
     assert figure.get_suptitle() == "One ends at a loss of 0.50" and figure.get_supxlabel() == "compute paced"
 
 
+def test_a_run_that_diverged_and_a_short_one() -> None:
+    figure = plot_training({"sync": run(2.0, 0.2), "async": run(1.0, float("nan"))})
+    assert figure.get_suptitle().replace("\n", " ") == (
+        "Async: 2.0 times the samples per second of sync, and a loss of nan where that has 0.20, "
+        "over the last 160 samples"
+    )
+    figure = plot_training({"sync": run(2.0, 0.2), "async": run(1.0, 0.4)})
+    assert (
+        figure.get_suptitle().replace("\n", " ").endswith("but 2.0 times its loss over the last 160 samples")
+    )
+
+
 def test_a_run_without_updates() -> None:
+    with pytest.raises(ValueError, match="runs: expected at least one name"):
+        plot_training({})
     with pytest.raises(ValueError, match=r"'sync'.*no updates"):
         plot_training({"sync": []})
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from course_lib.classroom.checks.bucketing_judge import Backward, problem
-from course_lib.classroom.checks.endings import clean
-from course_lib.classroom.checks.runs import RunExercise, Wrong, run
+from course_lib.classroom.checks.runs import RunExercise, Wrong, it_raised, run
 from course_lib.classroom.checks.verdict import Verdict, failed, plural
 from course_lib.classroom.checks.worlds import hang, worlds
 from course_lib.comm.board import Board
@@ -20,7 +19,7 @@ from course_lib.comm.communicator import Communicator
 from course_lib.parallel.ddp import BucketedDDP
 from course_lib.runtime.errors import LaunchError
 
-_WIDTH = 4
+_WIDTH, _NUM_STEPS = 4, 3
 _LAYER_MB = 8 * (_WIDTH * _WIDTH + _WIDTH) / 2**20  # of one layer's gradients in float64
 _GradientReady = Callable[[BucketedDDP, nn.Parameter], None]
 
@@ -108,9 +107,7 @@ class _Watched(BucketedDDP):
         except NotImplementedError:
             raise
         except Exception as error:
-            raise Wrong(
-                f"your function raised {type(error).__name__}: {clean(str(error))}{empty} {self.where}"
-            ) from error
+            raise Wrong(f"{it_raised(error)}{empty} {self.where}") from error
         self.log.waited |= len(self.comm.ledger) > num_rows
         for i, bucket in enumerate(self.buckets):
             if bucket.sum is not None and i not in self.log.left:
@@ -156,12 +153,15 @@ def _backwards(comm: Communicator, kind: Any, setting: Setting) -> list[Backward
     model = kind(module, comm, **caps, find_unused_parameters=True)
     model.where = setting.where(comm.world_size)
     names, found = {p: name for name, p in module.named_parameters()}, []
-    for step in range(2):
+    for step in range(_NUM_STEPS):
         inputs = torch.randn(3, _WIDTH, dtype=torch.float64) + comm.rank + 1
-        model.zero_grad()
+        # In the last step parameter.grad is 0, not None: it still is what the step before left, most likely the view.
+        keeps = step == _NUM_STEPS - 1
+        model.zero_grad(set_to_none=not keeps)
         alone = copy.deepcopy(module)
         alone(inputs, **setting.forward(comm.rank, step)).square().sum().backward()
         model(inputs, **setting.forward(comm.rank, step)).square().sum().backward()
+        model.log.keeps = keeps
         model.log.names = [names[p] for bucket in model.buckets for p in bucket.views]
         model.log.own = {key: _copied(p) for key, p in alone.named_parameters()}
         model.log.got = {key: _copied(p) for key, p in module.named_parameters()}
@@ -178,9 +178,8 @@ class Bucketing(RunExercise):
 
     def judge(self, fn: _GradientReady, timeout: float) -> Verdict:
         logs = {}
-        for (
-            setting
-        ) in SETTINGS:  # one launch for each: ranks that came to disagree in one could hang in the next
+        for setting in SETTINGS:
+            # One launch for each: ranks that came to disagree in one could hang in the next.
             results = run(_train, fn, setting, world_size=max(setting.worlds), timeout=timeout)
             for size in setting.worlds:
                 logs[setting.name, size] = [results[rank][size] for rank in range(size)]

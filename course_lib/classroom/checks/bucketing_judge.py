@@ -11,6 +11,10 @@ from course_lib.comm.ledger import Row
 from course_lib.plan import traffic
 
 _CLOSE = 1e-10  # float64: the same numbers, added in another order
+_OVERWRITTEN = (
+    "it is 0 in a step after zero_grad(set_to_none=False), where parameter.grad is the bucket's view already: read the "
+    "gradient before you write into its view"
+)
 
 
 @dataclass
@@ -19,7 +23,8 @@ class Backward:
 
     sizes: how many gradients each has. came: the bucket of each gradient, in the order they came; came_s: when.
     left: bucket -> after how many gradients it left. waited: whether something was waited for in between. rows: the
-    ledger's. own, got: each parameter's gradient on this rank alone, and after the average.
+    ledger's. own, got: each parameter's gradient on this rank alone, and after the average. keeps: the step began with
+    the last one's gradients, set to 0.
     """
 
     sizes: list[int]
@@ -32,6 +37,7 @@ class Backward:
     names: list[str] = field(default_factory=list)
     own: dict[str, torch.Tensor | None] = field(default_factory=dict)
     got: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    keeps: bool = False
 
     def full(self, bucket: int) -> int:
         """After how many gradients the bucket was full."""
@@ -106,9 +112,8 @@ def _wrong(logs: list[Backward], before: list[Backward] | None, rank: int, name:
     if torch.allclose(got, total / N, rtol=_CLOSE, atol=_CLOSE):
         return ""
     mine = own[rank]
-    known: list[tuple[torch.Tensor, str]] = [
-        (torch.zeros_like(total), "it is 0: nothing came into the bucket")
-    ]
+    lost = _OVERWRITTEN if logs[rank].keeps else "it is 0: nothing came into the bucket"
+    known: list[tuple[torch.Tensor, str]] = [(torch.zeros_like(total), lost)]
     if mine is not None:
         known += [
             (mine, "it is this rank's own, not the average. That stands in the bucket: parameter.grad must be the "

@@ -76,6 +76,17 @@ class Placed:
     tensor: torch.Tensor
     around: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (memory, which is a gap)
 
+    def __post_init__(self) -> None:
+        self._lies = self._place()
+
+    @property
+    def moved(self) -> bool:
+        """Whether `tensor` is another view, or of other memory, than it was."""
+        return self._place() != self._lies
+
+    def _place(self) -> tuple[int, torch.Size, tuple[int, ...]]:
+        return self.tensor.data_ptr(), self.tensor.shape, self.tensor.stride()
+
     @property
     def gaps_changed(self) -> bool:
         return any(bool((memory[gaps] != _GAP).any()) for memory, gaps in self.around)

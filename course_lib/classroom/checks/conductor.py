@@ -1,9 +1,9 @@
-"""A real asynchronous run in which nothing is left to chance: who may pull is the learner's rule, who pushes
-next is ours.
+"""A real asynchronous run in which nothing is left to chance: who may pull is the learner's rule, who pushes next is
+ours.
 
-Real workers compute and push; the server holds each gradient that has arrived, as if it were still on its
-way. Only when every worker is held, or waits for parameters, does the conductor decide what happens next. So
-the slowest worker of all can be played, on any machine, at any load, with the same result.
+Real workers compute and push; the server holds each gradient that has arrived, as if it were still on its way. Only
+when every worker is held, or waits for parameters, does the conductor decide what happens next. So the slowest worker
+of all can be played, on any machine, at any load, with the same result.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from course_lib.classroom.checks.endings import clean
-from course_lib.classroom.checks.runs import Wrong
+from course_lib.classroom.checks.runs import Wrong, it_raised, it_returned
 from course_lib.classroom.checks.verdict import plural
 from course_lib.comm.communicator import Communicator
-from course_lib.parallel.parameter_server import AsyncParameterServer
+from course_lib.parallel.parameter_server import AsyncParameterServer, may_pull
 from course_lib.parallel.parameter_server.serving import Serving
 
 _STEPS = 6  # of each worker
@@ -31,13 +30,16 @@ _RUNS = tuple((bound, order) for bound in (0, 1, 2, 4) for order in (SLOW, MIXED
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run. `at_once`: the most workers that were in flight together, of `num_workers`."""
+    """One run. `at_once`: the most workers that were in flight together, of `num_workers`. `refused`: where the rule
+    said no and might have said yes, "" if nowhere.
+    """
 
     bound: int
     order: str
     staleness: list[int]
     at_once: int
     num_workers: int
+    refused: str
 
     def problem(self) -> str:
         stalest, most = max(self.staleness), min(self.num_workers, self.bound + 1)
@@ -52,6 +54,8 @@ class Outcome:
             return (
                 f"{needless} the others stopped for a slow worker after {plural(stalest, 'update')} already"
             )
+        if self.refused:
+            return f"{needless} it says no where nobody's update can become too stale ({self.refused})"
         return ""
 
 
@@ -61,21 +65,24 @@ def conduct(comm: Communicator, fn: Callable[..., Any]) -> list[Outcome]:
     for bound, order in _RUNS:
         module = nn.Linear(1, 1)
         sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.01)
-        serving = partial(Conducted, fn, order)
+        refused: list[str] = []
+        serving = partial(Conducted, fn, order, refused)
         server = AsyncParameterServer(module, comm, sgd, bound=bound, serving=serving)
         batch = (torch.ones(1, 1), torch.ones(1, 1))
         report = server.run([batch] * _STEPS, nn.functional.mse_loss)
         if report is not None:
-            outcomes.append(Outcome(bound, order, report.staleness, report.at_once, comm.world_size - 1))
+            workers = comm.world_size - 1
+            said_no = refused[0] if refused else ""
+            outcomes.append(Outcome(bound, order, report.staleness, report.at_once, workers, said_no))
     return outcomes
 
 
 class Conducted(Serving):
     """A server that hands out parameters and applies gradients only when no worker is on its way to it."""
 
-    def __init__(self, rule: Callable[..., Any], order: str, *args: Any) -> None:
+    def __init__(self, rule: Callable[..., Any], order: str, refused: list[str], *args: Any) -> None:
         super().__init__(*args)
-        self.rule, self.order = rule, order
+        self.rule, self.order, self.refused = rule, order, refused
         self.asking: dict[int, int] = {}  # worker -> its place in the queue
         self.arrived: set[int] = set()  # workers whose gradient is here
         self.pushed: dict[int, int] = {}  # worker -> the version its last update made
@@ -84,17 +91,20 @@ class Conducted(Serving):
         where = f"version={version}, in_flight={dict(sorted(in_flight.items()))}, bound={bound}"
         try:
             answer = self.rule(version, dict(in_flight), bound)
+            allowed = bool(answer)
+        except NotImplementedError:
+            raise
         except Exception as error:
-            raise Wrong(
-                f"your function raised {type(error).__name__}: {clean(str(error))} ({where})"
-            ) from error
+            raise Wrong(f"{it_raised(error)} ({where})") from error
         if answer is None:
-            raise Wrong(f"your function returned None; expected True or False ({where})")
-        if not answer and not in_flight:
+            raise Wrong(f"{it_returned(answer)}; expected True or False ({where})")
+        if not allowed and not in_flight:
             raise Wrong(
                 f"deadlock: nobody is in flight, so nothing can change, and nobody may pull ({where})"
             )
-        return bool(answer)
+        if not allowed and may_pull(version, in_flight, bound):
+            self.refused.append(where)
+        return allowed
 
     def take_turn(self, worker: int) -> torch.Tensor:
         with self.state:

@@ -16,6 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from course_lib.comm.communicator import Communicator
@@ -153,8 +154,12 @@ def read(folder: str, rank: int) -> list[CaseLog]:
 
 
 def as_tensor(value: Any) -> torch.Tensor | None:
-    """A tensor, or a flat list of numbers or one-element tensors, as a small 1-D tensor; None for anything else."""
+    """A tensor, or a flat list or array of numbers or one-element tensors, as a small 1-D tensor; else None."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, list | tuple):
+        if any(isinstance(number, str) for number in value):
+            return None
         try:
             value = torch.tensor([float(number) for number in value], dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):

@@ -54,6 +54,12 @@ def clean(message: str) -> str:
     return line.strip()[:200].removesuffix(".")
 
 
+def raised(kind: str, message: str) -> str:
+    """An exception in words: "raised KeyError: 'x'", or "raised KeyError" where it says nothing."""
+    message = clean(message)
+    return f"raised {kind}" + (f": {message}" if message else "")
+
+
 def _of(log: CaseLog) -> tuple[str, str, str]:
     assert log.raised is not None
     return log.raised
@@ -86,7 +92,7 @@ def _raised(rank: int, world: World, logs: list[CaseLog]) -> str:
 
 def _death(error: RankError, logs: list[CaseLog]) -> str:
     if not error.exitcode and error.exc_type:
-        return f"rank {error.rank} raised {error.exc_type}: {clean(error.exc_message)}"
+        return f"rank {error.rank} {raised(error.exc_type, error.exc_message)}"
     mismatch = size_mismatch(logs)
     if mismatch:
         return (
@@ -134,17 +140,12 @@ def _end(world: World, rank: int, log: CaseLog) -> str:
     if log.ended is not None:
         return "returned"
     if log.raised is not None:
-        return "lost the connection to another rank" if _is_victim(log) else _raise_text(log)
+        return "lost the connection to another rank" if _is_victim(log) else raised(*_of(log)[:2])
     if isinstance(world.error, RanksHung):
         return _standing(world.error, rank, log)
     if isinstance(world.error, RankError) and world.error.rank == rank:
         return "its process ended" + _inside(log.pending)
     return f"waited in {log.pending}" if log.pending else "was ended while it was computing"
-
-
-def _raise_text(log: CaseLog) -> str:
-    kind, message, _ = _of(log)
-    return f"raised {kind}{': ' if message else ''}{clean(message)}"
 
 
 def _inside(pending: Message | None) -> str:

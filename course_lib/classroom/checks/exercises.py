@@ -33,6 +33,10 @@ class Call:
     def complaints(self) -> list[str]:
         """What was changed that should not be."""
         found = [f"`{name}` changed" for name, (now, copy) in self.kept.items() if not torch.equal(now, copy)]
+        if any(placed.moved for placed in self.placed):
+            found.append(
+                "a tensor has other memory or another shape than before: write into what you are given, with copy_(...)"
+            )
         if any(placed.gaps_changed for placed in self.placed):
             found.append("memory outside of the tensor changed")
         return found

@@ -30,14 +30,13 @@ def check(name: Any, fn: Any = None, *, timeout: float = 5.0) -> Verdict:
     """Run `fn` on 1, 2, 3 and 4 ranks and judge it as the exercise `name`: `check("ring_all_reduce", my_ring)`.
 
     `check(fn)` does for a function whose name is or ends with an exercise's name. (An exercise on a script takes its
-    text, or its Path.) Looked at, in this order: that it
-    ends (no rank waits longer than `timeout` seconds in one communication, no world runs longer than twice that), that
-    the values are right and where they should be, that it is made of messages, to the right neighbours, its bytes, the
-    number of its messages, and that all ranks end with the same bits. The verdict names the first thing wrong, in the
-    smallest world. Whatever the function does, the notebook goes on. The ranks run on the CPU, with gloo; what they
-    print is not shown (use `launch` to watch them).
+    text, or its Path.) Looked at, in this order: that it ends (no rank waits longer than `timeout` seconds in one
+    communication, no world runs longer than twice that), that the values are right and where they should be, that it is
+    made of messages, to the right neighbours, its bytes, the number of its messages, and that all ranks end with the
+    same bits. The verdict names the first thing wrong, in the smallest world. Whatever the function does, the notebook
+    goes on. The ranks run on the CPU, with gloo; what they print is not shown (use `launch` to watch them).
 
-    Raises ValueError for an unknown exercise, TypeError if there is no function.
+    Raises ValueError for an unknown exercise, TypeError if there is no function (or text).
     """
     exercise, fn = _arguments(name, fn)
     if is_stub(fn):
@@ -63,10 +62,15 @@ def check(name: Any, fn: Any = None, *, timeout: float = 5.0) -> Verdict:
 def _arguments(name: Any, fn: Any) -> tuple[Exercise | RunExercise, Callable[..., Any]]:
     if callable(name):
         name, fn = fn, name
-    if isinstance(name, str) and getattr(CATALOGUE.get(name), "takes_text", False):
+    takes_text = isinstance(name, str) and getattr(CATALOGUE.get(name), "takes_text", False)
+    if takes_text:
         fn = _as_function(fn)
     if not callable(fn):
-        raise TypeError(f'fn: expected a function, as in check("ring_all_reduce", my_function); got {fn!r}')
+        expected = (
+            "the text of a script, its Path, or a function that returns it" if takes_text else "a function"
+        )
+        example = f'check("{name}", text)' if takes_text else 'check("ring_all_reduce", my_function)'
+        raise TypeError(f"fn: expected {expected}, as in {example}; got {fn!r}")
     if name is None:
         own = getattr(fn, "__name__", "")
         name = next((known for known in CATALOGUE if own == known or own.endswith(f"_{known}")), own)

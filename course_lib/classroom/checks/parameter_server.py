@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from course_lib.classroom.checks.cases import Case, Placed
 from course_lib.classroom.checks.conductor import conduct
-from course_lib.classroom.checks.endings import clean
 from course_lib.classroom.checks.exercises import Call, Exercise
-from course_lib.classroom.checks.runs import RunExercise, Wrong, run
+from course_lib.classroom.checks.runs import RunExercise, Wrong, it_raised, it_returned, run
 from course_lib.classroom.checks.verdict import Verdict, failed, joined, plural
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.parameter_server import ParameterServer, may_pull, sharded_step, weighted_mean
@@ -87,14 +86,13 @@ def _watched(fn: Callable[..., Any], gradients: list[torch.Tensor], counts: list
     where = f"({plural(len(counts), 'gradient')}, of {joined([str(count) for count in numbers])} samples)"
     try:
         result = fn(gradients, counts)
+    except NotImplementedError:
+        raise
     except Exception as error:
-        message = clean(str(error))
-        raise Wrong(
-            f"your function raised {type(error).__name__}{': ' if message else ''}{message} {where}"
-        ) from error
+        raise Wrong(f"{it_raised(error)} {where}") from error
     like = copies[0]
     if not isinstance(result, torch.Tensor):
-        raise Wrong(f"your function returned {_kind(result)}, where one flat tensor is needed {where}")
+        raise Wrong(f"{it_returned(result)}, where one flat tensor is needed {where}")
     if (result.shape, result.dtype) != (like.shape, like.dtype):
         got, want = (
             f"shape {tuple(one.shape)} and {str(one.dtype).removeprefix('torch.')}" for one in (result, like)
@@ -105,11 +103,13 @@ def _watched(fn: Callable[..., Any], gradients: list[torch.Tensor], counts: list
     return result
 
 
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a value of type {type(value).__name__}"
+class _OnTheServer(RunExercise):
+    """A function that the server calls."""
+
+    endless: ClassVar[str] = f"{RunExercise.endless}, and everybody waits for the server"
 
 
-class Aggregation(RunExercise):
+class Aggregation(_OnTheServer):
     """f(gradients, counts) -> gradient: that of the mean over all samples, however they are shared out."""
 
     def judge(self, fn: Callable[..., Any], timeout: float) -> Verdict:
@@ -137,8 +137,9 @@ def _wrong_gradient(samples: torch.Tensor, world_size: int, got: torch.Tensor) -
     slices = [samples[start:stop, at] for start, stop in chunk_bounds(len(samples), world_size)]
     held = joined([str([round(sample, 6) for sample in one.tolist()]) for one in slices])
     hint = _recognise([one for one in slices if len(one)], got[at].item())
+    digits = ".3f" if f"{got[at]:.3f}" != f"{right[at]:.3f}" else ".7g"
     return (
-        f"wrong gradient: {got[at]:.3f} where the mean over all samples is {right[at]:.3f}"
+        f"wrong gradient: {got[at]:{digits}} where the mean over all samples is {right[at]:{digits}}"
         f"{': ' if hint else ''}{hint} ({plural(world_size, 'rank')} with the samples {held})"
     )
 
@@ -161,7 +162,7 @@ def _recognise(slices: list[torch.Tensor], got: float) -> str:
 # --- the bound
 
 
-class Bound(RunExercise):
+class Bound(_OnTheServer):
     """f(version, in_flight, bound) -> bool: whether one more worker may pull now."""
 
     def judge(self, fn: Callable[..., Any], timeout: float) -> Verdict:

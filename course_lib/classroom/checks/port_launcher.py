@@ -1,5 +1,4 @@
-"""The exercise on the old launcher: a learner's script is run by the real torchrun, as two nodes with 2 + "
-"1 workers."""
+"""The exercise on the old launcher: a learner's script is run by the real torchrun, as two nodes with 2 + 1 workers."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from course_lib.classroom import scripts
-from course_lib.classroom.checks.endings import clean
-from course_lib.classroom.checks.runs import RunExercise, run
+from course_lib.classroom.checks.endings import clean, raised
+from course_lib.classroom.checks.runs import RunExercise, it_returned, run
 from course_lib.classroom.checks.verdict import NOT_ATTEMPTED, Verdict, failed, plural
 from course_lib.classroom.scripts.ported_launcher import main
 from course_lib.comm.communicator import Communicator
@@ -26,10 +25,15 @@ OLD_SCRIPT = Path(*scripts.__path__, "old_launcher.py").read_text(encoding="utf-
 """What the learner begins with."""
 
 NPROC_PER_NODE, NUM_EPOCHS, NUM_SAMPLES = [2, 1], 3, 12
+_WORLD = sum(NPROC_PER_NODE)
 _HERE = "(torchrun, 2 nodes with 2 + 1 workers)"
 _NO_OPTION = (
     'torchrun hands over no --local-rank: read int(os.environ["LOCAL_RANK"]), and take the argument out of the '
     "parser"
+)
+_ABOUT_RANKS = r"RuntimeError|ValueError|Dist\w+"  # what a wrong number of ranks may raise
+_WRITTEN = re.compile(  # alone, or as the last of several: `rank, world_size = ..., 2`
+    r"\b(?:world_size|num_replicas)(?:: int)? ?= ?(?:\(.*, )?(\d+)\)?(?=[,)]|$)", re.MULTILINE
 )
 _LINE = re.compile(
     r"^rank (\S+) of (\S+), local rank (\S+), epoch (\d+): \[([\d, ]*)\], sum (?:tensor\()?(\d+)\)?$"
@@ -65,8 +69,7 @@ class PortLauncher(RunExercise):
     def judge(self, fn: Callable[..., Any], timeout: float) -> Verdict:
         text = run(_ask, fn, OLD_SCRIPT, world_size=1, timeout=timeout)[0]
         if not isinstance(text, str):
-            got = "None" if text is None else f"a value of type {type(text).__name__}"
-            return failed(f"your function returned {got}; expected the text of a script")
+            return failed(f"{it_returned(text)}; expected the text of a script")
         if _code(text) in ("", _code(OLD_SCRIPT)):
             return NOT_ATTEMPTED
         try:
@@ -77,11 +80,6 @@ class PortLauncher(RunExercise):
                 f"Python cannot read the script: {error.args[0]}" + (f" in line {line}" if line else "")
             )
         return grade_script(text, timeout)
-
-    def ending(self, error: LaunchError) -> Verdict:
-        if isinstance(error, RankError):
-            return NOT_ATTEMPTED if error.exc_type == "NotImplementedError" else super().ending(error)
-        return failed("it does not end: your function did not return")
 
 
 def _ask(comm: Communicator, fn: Callable[..., Any], old: str) -> Any:
@@ -119,6 +117,11 @@ def grade_script(text: str, timeout: float) -> Verdict:
     if problem:
         lines = [line for rank in sorted(result.output) for line in result.output[rank].splitlines()]
         return failed(f"{problem} {_HERE}", lines[: 3 * NUM_EPOCHS])
+    if _WORLD in written_world_sizes(text):
+        return failed(
+            f"right with these {_WORLD} workers, but their number is written into the script: any other job fails; "
+            f"take it from the environment {_HERE}"
+        )
     said = (
         "passed: run by torchrun as 2 nodes with 2 + 1 workers, each rank knows its number, its number on its "
         f"node and how many there are; they add up numbers together, and in {NUM_EPOCHS} epochs the samples have "
@@ -137,22 +140,24 @@ def explain(text: str, error: LaunchError) -> str:
         )
     if not isinstance(error, RankError):
         return f"torchrun failed: {clean(str(error))}"
-    if "LOCAL_RANK" not in text and (
-        "None" in error.exc_message or re.search(r"required: --local.rank", error.output)
-    ):
+    wants_option = "LOCAL_RANK" not in text and re.search(r"--local.rank", text)
+    if wants_option and ("None" in error.exc_message or re.search(r"required: --local.rank", error.output)):
         return _NO_OPTION
     if error.exc_type == "KeyError":
         return f"rank {error.rank} raised KeyError: there is no {clean(error.exc_message)}; see the table of variables"
     usage = re.search(r"error: (.*)", error.output) if error.exitcode == 2 else None
     if usage:
         return f"rank {error.rank} does not accept its arguments, --epochs {NUM_EPOCHS}: {clean(usage[1])}"
-    how = f"raised {error.exc_type}: " if error.exc_type else ""
     message = re.sub(r"^\[enforce fail at [^\]]*\] *", "", error.exc_message)  # gloo's, with a path
-    said = f"rank {error.rank} {how}{clean(message)}"
-    world = sum(NPROC_PER_NODE)
-    if re.search(r"world_size(: int)? *= *\d|, *\d+ *$", text, re.MULTILINE):
-        said += f". A world size is written into the script; this job has {world} ranks: take it from the environment"
+    said = f"rank {error.rank} {raised(error.exc_type, message) if error.exc_type else clean(message)}"
+    if written_world_sizes(text) and re.fullmatch(_ABOUT_RANKS, error.exc_type):
+        said += f". A world size is written into the script; this job has {_WORLD} ranks: take it from the environment"
     return said
+
+
+def written_world_sizes(text: str) -> set[int]:
+    """The numbers that are written into the script where the number of all ranks is due."""
+    return {int(number) for number in _WRITTEN.findall(_code(text))}
 
 
 # --- what the workers printed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from numbers import Real
 from types import EllipsisType
 
@@ -83,14 +84,16 @@ def _in_words(guess: float, measured: float, unit: str, world_size: int | None, 
         return "exact"
     if measured == 0 or guess == 0 or (guess < 0) != (measured < 0):
         return "a different sign, or nothing where there is something"
+    if not (isfinite(guess) and isfinite(measured)):
+        return "no comparison: one of them is not a finite number"
     off = abs(guess / measured - 1)
     times = max(guess / measured, measured / guess)
-    if abs(times - 2**20 / 1e6) < 1e-3:
+    if abs(times - 2**20 / 1e6) < 1e-3 and (not unit or _counts_bytes(unit)):
         return "within 5 %: MB (10^6) and MiB (2^20) mixed up?"
     for percent in (1, 2, 5, 10, 20):
         if off <= percent / 100:
             return f"within {percent} %"
-    side = "too large" if guess > measured else "too small"
+    side = "too large" if abs(guess) > abs(measured) else "too small"
     known = [
         (factor, what)
         for factor, what in _known(unit, world_size, itemsize)
@@ -102,9 +105,13 @@ def _in_words(guess: float, measured: float, unit: str, world_size: int | None, 
     return f"{side} by a factor of {times:.3g}"
 
 
+def _counts_bytes(unit: str) -> bool:
+    return "byte" in unit.lower() or unit.endswith("B")
+
+
 def _known(unit: str, world_size: int | None, itemsize: int) -> Iterator[tuple[float, str]]:
     """Factors that say something, and what was mixed up; the most likely first. Which way round is not said."""
-    if "byte" in unit.lower() or unit.endswith("B"):
+    if _counts_bytes(unit):
         yield itemsize, "elements and bytes"
     if world_size is not None and world_size > 1:
         N = world_size

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
-from course_lib.classroom.checks.endings import clean
-from course_lib.classroom.checks.runs import RunExercise, run
-from course_lib.classroom.checks.verdict import NOT_ATTEMPTED, Verdict, failed, joined
+from course_lib.classroom.checks.runs import RunExercise, it_raised, it_returned, run
+from course_lib.classroom.checks.verdict import Verdict, failed, joined
 from course_lib.comm.communicator import Communicator
 from course_lib.plan.ranks import RANK_VARIABLES, worker_ranks
-from course_lib.runtime.errors import LaunchError, RankError
 
 JOBS = ([1], [4], [2, 2], [2, 1], [1, 3, 2])
 OPTIONAL = ("GROUP_WORLD_SIZE",)
@@ -118,11 +117,9 @@ def _answer(fn: Callable[..., Any], worker: Worker) -> dict[str, int] | str:
     except NotImplementedError:
         raise
     except Exception as error:
-        message = clean(str(error))
-        return f"your function raised {type(error).__name__}{': ' if message else ''}{message}"
+        return it_raised(error)
     if not isinstance(result, Mapping):
-        got = "None" if result is None else f"a value of type {type(result).__name__}"
-        return f"your function returned {got}; expected a dict, from the variable's name to its value"
+        return f"{it_returned(result)}; expected a dict, from the variable's name to its value"
     variables = dict(result)
     missing = [name for name in RANK_VARIABLES if name not in variables and name not in OPTIONAL]
     if missing:
@@ -131,10 +128,10 @@ def _answer(fn: Callable[..., Any], worker: Worker) -> dict[str, int] | str:
     if foreign:
         return f"your dict holds {joined(foreign)}, which is none of {joined(list(RANK_VARIABLES))}"
     for name, value in variables.items():
-        if isinstance(value, str) and value.isdecimal():
-            variables[name] = int(value)  # as in the environment
-        elif isinstance(value, bool) or not isinstance(value, int):
+        as_text = isinstance(value, str) and value.isdecimal()  # as in the environment
+        if isinstance(value, bool) or not (as_text or isinstance(value, Integral)):
             return f"{name} is {value!r}; expected a whole number"
+        variables[name] = int(value)
     return variables
 
 
@@ -156,11 +153,6 @@ class RankArithmetic(RunExercise):
             "workers on their nodes among them, as torchrun sets them"
         )
         return Verdict(passed=True, attempted=True, text=text)
-
-    def ending(self, error: LaunchError) -> Verdict:
-        if isinstance(error, RankError):
-            return NOT_ATTEMPTED if error.exc_type == "NotImplementedError" else super().ending(error)
-        return failed("it does not end: your function did not return")
 
 
 def _problem(name: str, values: list[int]) -> Verdict | None:

@@ -19,9 +19,9 @@ from course_lib.classroom.checks import resumable_judge as judge
 from course_lib.classroom.checks.resumable_judge import Start, State
 from course_lib.classroom.checks.resumable_run import NO_FAULT, WATCHED, Fault, train_once
 from course_lib.classroom.checks.runs import RunExercise, run
-from course_lib.classroom.checks.verdict import NOT_ATTEMPTED, Verdict, failed
+from course_lib.classroom.checks.verdict import Verdict, failed
 from course_lib.parallel.trainer.epochs import train_resumably
-from course_lib.runtime.errors import LaunchError, RankError
+from course_lib.runtime.errors import RankError
 
 _MOST_CHANGES = 6
 
@@ -61,11 +61,6 @@ class Resumable(RunExercise):
             f"a run that was never killed{synced}"
         )
         return Verdict(passed=True, attempted=True, text=text)
-
-    def ending(self, error: LaunchError) -> Verdict:
-        if isinstance(error, RankError):
-            return NOT_ATTEMPTED if error.exc_type == "NotImplementedError" else super().ending(error)
-        return failed("it does not end: your function did not return")
 
 
 class _Trial:

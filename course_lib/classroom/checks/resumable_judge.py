@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from course_lib.classroom.checks.endings import clean
+from course_lib.classroom.checks.endings import clean, raised
 from course_lib.classroom.checks.resumable_run import NUM_EPOCHS
 from course_lib.classroom.checks.verdict import joined
 from course_lib.runtime.errors import RankError
@@ -16,6 +16,7 @@ POWER_CUT = (
     ". (One thing that killing a process cannot show: without os.fsync before the renaming, a power cut may leave "
     "an empty file.)"
 )
+_KILLED_ITSELF = "your function's process was killed, and not by this check"
 _KILLS = (-signal.SIGKILL, -signal.SIGXFSZ)
 
 
@@ -64,8 +65,7 @@ class Start:
         message = re.sub(r"/[^\s'\"]*/", "", clean(self.error.exc_message))  # folders have random names
         if self.error.exc_type == "Wrong":
             return message
-        how = f"raised {self.error.exc_type}: " if self.error.exc_type else ""
-        return f"your function {how}{message}"
+        return f"your function {raised(self.error.exc_type, message) if self.error.exc_type else message}"
 
 
 def undisturbed(truth: list[State], start: Start) -> str:
@@ -73,7 +73,7 @@ def undisturbed(truth: list[State], start: Start) -> str:
     if start.raised:
         return start.raised
     if start.killed:
-        return "your function's process was killed, and not by this check"
+        return _KILLED_ITSELF
     if start.epochs != list(range(NUM_EPOCHS)):
         return f"undisturbed, it trained {_epochs(start.epochs)}; expected each of 0 to {NUM_EPOCHS - 1} once, in order"
     if start.states[-1].model != truth[-1].model:
@@ -180,6 +180,8 @@ def finished(truth: list[State], start: Start) -> str:
     when = "started again when all epochs were done, "
     if start.raised:
         return f"{when}{start.raised}"
+    if start.killed:
+        return f"{when}{_KILLED_ITSELF}"
     if start.epochs:
         return f"{when}it trained {_epochs(start.epochs)}: the last epoch has to be saved, too"
     if start.states[-1].model != truth[-1].model:

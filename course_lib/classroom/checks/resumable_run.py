@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,13 @@ def train_once(
 
     def train_epoch(epoch: int) -> None:
         diary.watch(False)
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < NUM_EPOCHS:
+        if isinstance(epoch, bool) or not isinstance(epoch, Integral) or not 0 <= epoch < NUM_EPOCHS:
             from course_lib.classroom.checks.runs import Wrong  # here: most starts need nothing of it
 
             raise Wrong(
                 f"train_epoch was called with {epoch!r}; expected an epoch from 0 to {NUM_EPOCHS - 1}"
             )
+        epoch = int(epoch)
         diary.line(epoch=epoch, state=_digests(model, optimizer))
         model.train()
         generator = torch.Generator().manual_seed(epoch)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any
 
 import torch
 
-from course_lib.classroom.checks.endings import clean
-from course_lib.classroom.checks.runs import RunExercise, run
+from course_lib.classroom.checks.runs import RunExercise, it_raised, it_returned, run
 from course_lib.classroom.checks.sampler_judge import Answer, Deal, problem, show
-from course_lib.classroom.checks.verdict import NOT_ATTEMPTED, Verdict, failed
+from course_lib.classroom.checks.verdict import Verdict, failed
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.sampler import sampler_indices
-from course_lib.runtime.errors import LaunchError, RankError
 
 _WORLDS = (1, 2, 3, 4)
 _PROCESSES = 2
@@ -45,24 +44,22 @@ def _answer(fn: Callable[..., Any], deal: Deal, rank: int) -> Answer:
     before = torch.get_rng_state()
     try:
         result = fn(deal.length, deal.num_replicas, rank, **deal.options)
-        if isinstance(result, torch.Tensor):
+        if hasattr(result, "tolist"):  # a tensor, or a numpy array
             result = result.tolist()
         if isinstance(result, Iterator | range):
             result = list(itertools.islice(result, 10 * deal.length))
     except NotImplementedError:
         raise
     except Exception as error:
-        message = clean(str(error))
-        return Answer([], f"your function raised {type(error).__name__}{': ' if message else ''}{message}")
+        return Answer([], it_raised(error))
     if not isinstance(result, list | tuple):
-        got = "None" if result is None else f"a value of type {type(result).__name__}"
-        return Answer([], f"your function returned {got}; expected a list of indices")
-    odd = [one for one in result if isinstance(one, bool) or not isinstance(one, int)]
+        return Answer([], f"{it_returned(result)}; expected a list of indices")
+    odd = [one for one in result if isinstance(one, bool) or not isinstance(one, Integral)]
     if odd:
         return Answer(
             [], f"your function returned a list that holds a {type(odd[0]).__name__}; expected whole numbers"
         )
-    return Answer(list(result), moved=not torch.equal(before, torch.get_rng_state()))
+    return Answer([int(one) for one in result], moved=not torch.equal(before, torch.get_rng_state()))
 
 
 class SamplerExercise(RunExercise):
@@ -81,11 +78,6 @@ class SamplerExercise(RunExercise):
             "equal shares, padded or cut, another order in each epoch, the same on every rank"
         )
         return Verdict(passed=True, attempted=True, text=text)
-
-    def ending(self, error: LaunchError) -> Verdict:
-        if isinstance(error, RankError):
-            return NOT_ATTEMPTED if error.exc_type == "NotImplementedError" else super().ending(error)
-        return failed("it does not end: your function did not return")
 
 
 EXERCISE = SamplerExercise(

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from course_lib.classroom.checks.endings import clean
-from course_lib.classroom.checks.runs import RunExercise, Wrong, run
+from course_lib.classroom.checks.runs import RunExercise, Wrong, it_raised, it_returned, run
 from course_lib.classroom.checks.verdict import Verdict, failed, joined, plural
 from course_lib.classroom.checks.worlds import Member, hang, worlds
 from course_lib.comm.communicator import Communicator
@@ -19,6 +18,7 @@ from course_lib.parallel.ddp import FlatDDP
 from course_lib.parallel.ddp.weighting import weighted_loss
 from course_lib.runtime.errors import LaunchError
 
+_CLOSE = 1e-5  # a factor computed in float32 is right, too
 Held = tuple[tuple[float, ...], ...]
 """The losses of each rank's samples."""
 
@@ -70,15 +70,11 @@ def _step(member: Member, fn: Callable[..., Any], held: Held) -> Outcome:
     except NotImplementedError:
         raise
     except Exception as error:
-        message = clean(str(error))
-        raise Wrong(
-            f"your function raised {type(error).__name__}{': ' if message else ''}{message} {_where(held)}"
-        ) from error
+        raise Wrong(f"{it_raised(error)} {_where(held)}") from error
     member.meeting.barrier()  # on a connection of its own: whoever sent too little waits here, not in the next message
     if not isinstance(loss, torch.Tensor):
-        got = "None" if loss is None else f"a value of type {type(loss).__name__}"
         raise Wrong(
-            f"your function returned {got}; expected the loss, a tensor, so that backward() can run {_where(held)}"
+            f"{it_returned(loss)}; expected the loss, a tensor, so that backward() can run {_where(held)}"
         )
     if loss.numel() != 1 or not loss.requires_grad:
         what = (
@@ -119,13 +115,13 @@ class WeightedLoss(RunExercise):
 def _problem(held: Held, outcomes: list[Outcome]) -> str:
     samples = [sample for some in held for sample in some]
     right, got = sum(samples) / len(samples), outcomes[0].gradient
-    if not abs(got - right) < 1e-9:
+    if not abs(got - right) < _CLOSE:
         hint = _recognise(held, got)
         return f"wrong gradient: {got:g} where the mean over all samples is {right:g}{': ' if hint else ''}{hint}"
     mean = sum(one.loss for one in outcomes) / len(outcomes)
     if mean != mean:
         return "right gradient, but a rank without samples divides 0 by 0, and returned NaN"
-    if not abs(mean - right) < 1e-9:
+    if not abs(mean - right) < _CLOSE:
         return (
             f"right gradient, but the mean of the ranks' losses is {mean:g} where all samples have {right:g}: did an "
             "all-reduce write into loss_sum itself?"
@@ -134,7 +130,7 @@ def _problem(held: Held, outcomes: list[Outcome]) -> str:
 
 
 def _recognise(held: Held, got: float) -> str:
-    if got != got:
+    if got != got and not all(held):
         return "a rank without samples divides 0 by 0, and its NaN is added to everybody's gradient"
     sums, counts, N = [sum(some) for some in held], [len(some) for some in held], len(held)
     total = sum(counts)
@@ -165,7 +161,7 @@ def _recognise(held: Held, got: float) -> str:
         (weighted / total, "loss_sum is a sum already, but it was weighted with the count once more"),
         (weighted / total / N, "loss_sum is a sum already, but it was weighted with the count once more"),
     ]
-    return next((what for value, what in known if abs(value - got) < 1e-9), "")
+    return next((what for value, what in known if abs(value - got) < _CLOSE), "")
 
 
 def _where(held: Held) -> str:

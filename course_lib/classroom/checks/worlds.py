@@ -8,9 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from course_lib.classroom.checks.verdict import NOT_ATTEMPTED, Verdict, failed, joined
+from course_lib.classroom.checks.verdict import Verdict, failed, joined
 from course_lib.comm.communicator import Communicator
-from course_lib.runtime.errors import LaunchError, RankError, RanksHung, ranks_text
+from course_lib.runtime.errors import LaunchError, RanksHung, ranks_text
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ def _another(comm: Communicator) -> Communicator:
 
 
 def hang(error: LaunchError) -> Verdict | None:
-    """The verdict on ranks that wait for each other, or on a half-written function; None for another end."""
-    if isinstance(error, RankError):
-        return NOT_ATTEMPTED if error.exc_type == "NotImplementedError" else None
+    """The verdict on ranks that wait for each other in the learner's function; None for another end."""
     if not isinstance(error, RanksHung):
         return None
     waiting: dict[str, list[int]] = {}
@@ -51,7 +49,7 @@ def hang(error: LaunchError) -> Verdict | None:
         if found and found[1] != "barrier" and found[1] != "subgroup":
             waiting.setdefault(found[1], []).append(rank)
     if not waiting:
-        return failed("it does not end: your function did not return")
+        return None
     who = joined([f"{ranks_text(ranks)} in {op}" for op, ranks in waiting.items()])
     return failed(
         f"it does not end: your function waits on {who}, and not all ranks of that world come there"

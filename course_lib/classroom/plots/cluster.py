@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from course_lib.classroom.checks.verdict import plural
 from course_lib.classroom.plots import style
 
 _CARD_WIDTH, _CARD_HEIGHT, _GAP = 2.5, 0.78, 0.16
@@ -66,8 +67,8 @@ def _draw_node(
     address = rows[0].get("address")
     if address:
         axes.text(left + width - 0.2, -0.24, str(address), fontsize=10, va="top", ha="right", color=style.INK)
-    for row in rows:
-        top = -0.75 - row["local_rank"] * (_CARD_HEIGHT + _GAP)
+    for number, row in enumerate(rows):
+        top = -0.75 - number * (_CARD_HEIGHT + _GAP)
         _draw_card(axes, left + 0.2, top, row)
 
 
@@ -114,10 +115,12 @@ def _box(left: float, bottom: float, width: float, height: float, face: str, edg
 
 def _title(nodes: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
     counts = [len(rows) for rows in nodes.values()]
-    plural = "s" if len(nodes) > 1 else ""
     if len(set(counts)) == 1:
-        what = "ranks each" if _shares_devices(nodes) else "devices"
-        return f"{len(nodes)} node{plural} × {counts[0]} {what} = {sum(counts)} ranks"
+        alone = all(row.get("device") for rows in nodes.values() for row in rows) and not _shares_devices(
+            nodes
+        )
+        each = plural(counts[0], "device") if alone else f"{plural(counts[0], 'rank')} each"
+        return f"{plural(len(nodes), 'node')} × {each} = {plural(sum(counts), 'rank')}"
     return f"{' + '.join(map(str, counts))} ranks on {len(nodes)} nodes = {sum(counts)} ranks"
 
 
@@ -140,7 +143,7 @@ def _notes(
         notes.append(f"rank = node × {per_node} + local_rank")
     if _shares_devices(nodes):
         notes.append("Ranks of a node share a device here: a rank is a process, not a device.")
-    addresses = {row["address"] for row in places if row.get("address")}
-    if len(nodes) > 1 and len(addresses) == 1:
+    addresses = {row.get("address") for row in places}
+    if len(nodes) > 1 and len(addresses) == 1 and None not in addresses:
         notes.append("All have one address: the processes are real, the nodes are names on one machine.")
     return notes

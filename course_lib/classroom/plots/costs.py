@@ -1,25 +1,16 @@
-"""Figures of what communication costs: the alpha-beta line, predicted times, bytes rank by rank."""
+"""Figures of what communication costs in time: the alpha-beta line, and predicted times."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
+from course_lib.classroom.checks.verdict import joined
 from course_lib.classroom.plots import style
 from course_lib.classroom.tables import format_bytes, format_seconds
-
-
-class Traffic(Protocol):
-    """What is read of a rank's `Ledger`: its totals."""
-
-    @property
-    def bytes_sent(self) -> int: ...
-    @property
-    def bytes_received(self) -> int: ...
 
 
 @style.styled
@@ -39,15 +30,14 @@ def plot_alpha_beta(
     1994).
     """
     _same_length("sizes_bytes", sizes_bytes, "seconds", seconds)
-    for name, values in (
-        ("sizes_bytes", sizes_bytes),
-        ("alpha_s", [alpha_s]),
-        ("bytes_per_s", [bytes_per_s]),
-    ):
-        if min(values) <= 0:
-            raise ValueError(
-                f"{name} must be positive for a logarithmic axis, got {min(values)}: measure again"
-            )
+    checked = {
+        "sizes_bytes": sizes_bytes,
+        "seconds": seconds,
+        "alpha_s": [alpha_s],
+        "bytes_per_s": [bytes_per_s],
+    }
+    for name, values in checked.items():
+        _positive(name, values, "measure again")
     half = alpha_s * bytes_per_s
     figure = style.new_figure(8.2, 4.6)
     axes = figure.add_subplot()
@@ -100,26 +90,21 @@ def plot_costs(
     *,
     title: str | None = None,
 ) -> Figure:
-    """Predicted time of each algorithm over the tensor's size (lines), measured times (points), who wins
-    where.
+    """Predicted time of each algorithm over the tensor's size (lines), measured times (points), who wins where.
 
-    sizes_bytes: increasing. predicted: name -> seconds, one for each size. measured: name -> (bytes, seconds)
-    of each measurement, for names in predicted. A crossover is where the fastest prediction changes; it is
-    marked and named in the title.
+    sizes_bytes: increasing. predicted: name -> seconds, one for each size. measured: name -> (bytes, seconds) of each
+    measurement, for names in predicted. A crossover is where the fastest prediction changes; it is marked and named in
+    the title. Raises ValueError without predictions, for sizes in another order, or for what is not positive.
     """
+    _check_costs(sizes_bytes, predicted, measured or {})
     figure = style.new_figure(8.2, 4.8)
     axes = figure.add_subplot()
     for index, (name, seconds) in enumerate(predicted.items()):
-        _same_length("sizes_bytes", sizes_bytes, f"predicted[{name!r}]", seconds)
         look = style.series_style(name, index)
         axes.plot(
             sizes_bytes, seconds, color=look["color"], linestyle=look["linestyle"], label=f"{name}, predicted"
         )
     for name, points in (measured or {}).items():
-        if name not in predicted:
-            raise ValueError(
-                f"measured[{name!r}] has no prediction beside it, only {list(predicted)} have one"
-            )
         look = style.series_style(name, list(predicted).index(name)) | {"linestyle": ""}
         axes.plot(*zip(*points, strict=True), **look, ms=7, mec="white", label=f"{name}, measured")
     axes.set(xscale="log", yscale="log", xlabel="tensor size S (bytes)", ylabel="time (seconds)")
@@ -131,8 +116,31 @@ def plot_costs(
     style.seconds_axis(axes.yaxis)
     axes.grid(True)
     axes.legend(loc="upper left")
-    style.heading(figure, title or _who_wins(winners, bool(measured)))
+    fastest = [_with_equals(sizes_bytes, predicted, winners, number) for number in range(len(winners))]
+    style.heading(figure, title or _who_wins(fastest, [size for size, *_ in winners], bool(measured)))
     return figure
+
+
+def _check_costs(
+    sizes_bytes: Sequence[float],
+    predicted: Mapping[str, Sequence[float]],
+    measured: Mapping[str, Sequence[tuple[float, float]]],
+) -> None:
+    if not predicted:
+        raise ValueError("predicted: expected the times of at least one algorithm, got none")
+    _positive("sizes_bytes", [*sizes_bytes, 1], "a tensor has bytes")
+    if list(sizes_bytes) != sorted(set(sizes_bytes)):
+        raise ValueError(f"sizes_bytes: expected sizes from small to large, got {list(sizes_bytes)}")
+    for name, seconds in predicted.items():
+        _same_length("sizes_bytes", sizes_bytes, f"predicted[{name!r}]", seconds)
+        _positive(f"predicted[{name!r}]", seconds, "one rank alone sends nothing; ask for two or more")
+    for name, points in measured.items():
+        if name not in predicted:
+            raise ValueError(
+                f"measured[{name!r}] has no prediction beside it, only {list(predicted)} have one"
+            )
+        if not len(points):
+            raise ValueError(f"measured[{name!r}]: expected at least one (bytes, seconds), got none")
 
 
 def crossovers(
@@ -157,68 +165,36 @@ def crossovers(
     return changes
 
 
-def _who_wins(changes: list[tuple[float, str, str]], measured: bool) -> str:
-    source = "Predicted and measured" if measured else "Predicted"
-    if len(changes) == 1:
-        return f"{source}: {changes[0][2]} is fastest at every size shown"
-    if len(changes) == 2:
-        size, old, new = changes[1]
-        return f"{source}: {old} is fastest up to {format_bytes(size)}, {new} above"
-    steps = ", ".join(f"{new} from {format_bytes(size)}" for size, _, new in changes[1:])
-    return f"{source}: {changes[0][2]} is fastest first, {steps}"
+def _with_equals(
+    sizes_bytes: Sequence[float],
+    seconds: Mapping[str, Sequence[float]],
+    changes: list[tuple[float, str, str]],
+    number: int,
+) -> list[str]:
+    """Who is fastest from change `number` to the next one, with those that are just as fast all the way."""
+    start, _, name = changes[number]
+    stop = changes[number + 1][0] if number + 1 < len(changes) else math.inf
+    rounded = 1 + 1e-9  # a crossover may lie on a size
+    inside = [i for i, size in enumerate(sizes_bytes) if start <= size * rounded < stop]
+    best = [seconds[name][i] for i in inside]
+    return [other for other in seconds if np.allclose([seconds[other][i] for i in inside], best, 1e-9, 0)]
 
 
-@style.styled
-def plot_bytes_per_rank(
-    traffic: Mapping[str, Sequence[Traffic | tuple[int, int]]], *, title: str | None = None
-) -> Figure:
-    """Bytes each rank sent and received, one panel for each algorithm, all on one scale.
-
-    traffic: name -> the ranks' ledgers (`results.ledger`), or (bytes sent, bytes received) of each rank.
-    """
-    pairs = {name: [_pair(rank) for rank in ranks] for name, ranks in traffic.items()}
-    figure = style.new_figure(max(8.2, 3.1 * len(pairs)), 4.4)
-    panels = figure.subplots(1, len(pairs), sharey=True, squeeze=False)[0]
-    for axes, (name, ranks) in zip(panels, pairs.items(), strict=True):
-        _bars(axes, ranks)
-        axes.set(title=f"{name}: up to {format_bytes(max(map(max, ranks)))}", xlabel="rank")
-    panels[0].set_ylabel("traffic of one rank (bytes)")
-    style.bytes_axis(panels[0].yaxis)
-    keys = [Patch(facecolor=style.GREY, edgecolor=style.INK, label="sent (in the rank's colour)")]
-    keys.append(Patch(facecolor="white", edgecolor=style.INK, hatch="///", label="received"))
-    figure.legend(handles=keys, loc="outside lower right", ncols=2)
-    style.heading(figure, title or _balance(pairs))
-    return figure
+def _who_wins(fastest: list[list[str]], starts: list[float], measured: bool) -> str:
+    """fastest: the names, from each of the sizes `starts` on."""
+    first, *later = [joined(names) for names in fastest]
+    found = f"{'Predicted and measured' if measured else 'Predicted'}: {first} {'are' if len(fastest[0]) > 1 else 'is'}"
+    if not later:
+        return f"{found} fastest at every size shown"
+    if len(later) == 1:
+        return f"{found} fastest up to {format_bytes(starts[1])}, {later[0]} above"
+    steps = [f"{name} from {format_bytes(size)}" for name, size in zip(later, starts[1:], strict=True)]
+    return f"{found} fastest first, {', '.join(steps)}"
 
 
-def _bars(axes, ranks: Sequence[tuple[int, int]]) -> None:
-    numbers = np.arange(len(ranks))
-    for side, shift in ((0, -0.21), (1, 0.21)):
-        colors = [style.rank_color(rank) if side == 0 else "white" for rank in range(len(ranks))]
-        edges = [style.INK] * len(ranks)
-        axes.bar(
-            numbers + shift, [rank[side] for rank in ranks], 0.4, color=colors, edgecolor=edges,
-            hatch=None if side == 0 else "///", label=("sent", "received")[side],
-        )  # fmt: skip
-    axes.set_xticks(numbers)
-    axes.grid(True, axis="y")
-    axes.set_axisbelow(True)
-
-
-def _balance(pairs: Mapping[str, Sequence[tuple[int, int]]]) -> str:
-    totals = {name: sum(sent for sent, _ in ranks) for name, ranks in pairs.items()}
-    busiest = {name: max(map(sum, ranks)) for name, ranks in pairs.items()}
-    most, least = max(busiest, key=busiest.__getitem__), min(busiest, key=busiest.__getitem__)
-    if len(pairs) == 1 or not busiest[least]:
-        return f"{most}: {format_bytes(totals[most])} sent by all ranks together"
-    ratio = f"one rank of {most} carries {busiest[most] / busiest[least]:.3g} times what one of {least} does"
-    if len(set(totals.values())) == 1:
-        return f"Equal totals ({format_bytes(totals[most])}), but {ratio}"
-    return ratio[0].upper() + ratio[1:]
-
-
-def _pair(rank: Traffic | tuple[int, int]) -> tuple[int, int]:
-    return rank if isinstance(rank, tuple) else (rank.bytes_sent, rank.bytes_received)
+def _positive(name: str, values: Sequence[float], what_to_do: str) -> None:
+    if min(values) <= 0:
+        raise ValueError(f"{name} must be positive for a logarithmic axis, got {min(values)}: {what_to_do}")
 
 
 def _same_length(name: str, values: Sequence, other: str, others: Sequence) -> None:

@@ -28,10 +28,9 @@ def plot_overlap(
 
     steps: name -> the events of one step, spans "forward", "backward", "update", a wait ("wait for gradients") and
     the all-reduces. Every step begins at 0, so the ends compare. label: what the title must say of the links. Raises
-    ValueError without events.
+    ValueError without such events.
     """
-    if not steps or not all(steps.values()):
-        raise ValueError("steps: expected at least one name with events of a step")
+    _check_steps(steps)
     figure = style.new_figure(9.2, 1.4 + 0.95 * len(steps))
     axes = figure.add_subplot()
     ends = []
@@ -46,7 +45,9 @@ def plot_overlap(
                 *box, left=event.start_s - begin, color=color, hatch=hatch, edgecolor="white", linewidth=0.7
             )
     axes.set_yticks(range(len(steps)), list(steps))
-    axes.set(ylim=(len(steps) - 0.5, -0.5), xlim=(0, max(ends) * 1.01), xlabel="time since the step began")
+    axes.set(
+        ylim=(len(steps) - 0.5, -0.5), xlim=(0, max(ends) * 1.01 or 1e-9), xlabel="time since the step began"
+    )
     style.seconds_axis(axes.xaxis)
     axes.grid(True, axis="x")
     axes.set_axisbelow(True)
@@ -63,6 +64,15 @@ def plot_overlap(
     return figure
 
 
+def _check_steps(steps: Mapping[str, Sequence[TraceEvent]]) -> None:
+    if not steps or not all(steps.values()):
+        raise ValueError("steps: expected at least one name with events of a step")
+    for name, events in steps.items():
+        if not any(map(_kind, events)):
+            names = ", ".join(dict.fromkeys(event.name for event in events))
+            raise ValueError(f"steps[{name!r}]: expected events named {', '.join(_LOOKS)}; got {names}")
+
+
 def _kind(event: TraceEvent) -> str | None:
     kind = "wait" if event.name.startswith("wait") else event.name
     return kind if kind in _LOOKS else None
@@ -70,8 +80,10 @@ def _kind(event: TraceEvent) -> str | None:
 
 def _overlap_finding(seconds: Mapping[str, float]) -> str:
     fastest, slowest = min(seconds, key=lambda n: seconds[n]), max(seconds, key=lambda n: seconds[n])
-    times = f"{format_seconds(seconds[fastest])} instead of {format_seconds(seconds[slowest])}"
-    return f"A step takes {times} with {fastest}" if len(seconds) > 1 else f"A step takes {times.split()[0]}"
+    short, long = format_seconds(seconds[fastest]), format_seconds(seconds[slowest])
+    if short == long:
+        return f"A step takes {short}" + (" either way" if len(seconds) > 1 else "")
+    return f"A step takes {short} instead of {long} with {fastest}"
 
 
 @style.styled
@@ -105,15 +117,18 @@ def plot_bucket_sizes(
     style.seconds_axis(axes.yaxis)
     axes.grid(True)
     axes.legend(loc="lower right")
-    best = min(points, key=lambda point: point[1])
-    found = f"Buckets of {best[0]:g} MiB are best here: {format_seconds(best[1])} for a step"
-    worst = (
-        f", the largest takes {format_seconds(seconds[-1])}"
-        if len(points) > 1 and sizes[-1] != best[0]
-        else ""
-    )
-    style.heading(figure, (title or found + worst) + _in_brackets(label))
+    style.heading(figure, (title or _bucket_finding(sizes, seconds, flat_s)) + _in_brackets(label))
     return figure
+
+
+def _bucket_finding(sizes: Sequence[float], seconds: Sequence[float], flat_s: float | None) -> str:
+    """`sizes` from small to large."""
+    time_s, best = min(zip(seconds, sizes, strict=True))
+    if flat_s is not None and flat_s < time_s:
+        flat, buckets = format_seconds(flat_s), f"buckets of {best:g} MiB take {format_seconds(time_s)}"
+        return f"One flat buffer is best here: {flat} for a step, {buckets}"
+    found = f"Buckets of {best:g} MiB are best here: {format_seconds(time_s)} for a step"
+    return found + (f", the largest takes {format_seconds(seconds[-1])}" if sizes[-1] != best else "")
 
 
 def _in_brackets(label: str) -> str:

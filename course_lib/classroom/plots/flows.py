@@ -65,7 +65,7 @@ def plot_flows(flows: FlowsLike, *, title: str | None = None) -> Figure:
         _draw_span(axes, span.name, span.rank, span.start_s - begin, span.end_s - span.start_s, end - begin)
     for move in moves:
         _draw_move(axes, move, begin)
-    axes.set(xlim=(0, end - begin), ylim=(flows.num_replicas - 0.4, -0.5), xlabel="time (seconds)")
+    axes.set(xlim=(0, (end - begin) or 1e-9), ylim=(flows.num_replicas - 0.4, -0.5), xlabel="time (seconds)")
     axes.set_yticks(range(flows.num_replicas), [f"device {i}" for i in range(flows.num_replicas)])
     style.seconds_axis(axes.xaxis)
     keys = [Patch(facecolor=style.RANK_COLORS[1], edgecolor=style.INK, label="compute")]
@@ -102,6 +102,6 @@ def _flow_finding(moves: Sequence[MoveLike], seconds: float) -> str:
     first = sum(move.nbytes for move in moves if 0 in (move.source, move.target))
     if not total:
         return f"Nothing is copied in {format_seconds(seconds)}: one device has all it needs"
-    share = "every copy" if first == total else f"copies of {first / total:.0%} of that"
+    share = "every copy" if first == total else f"copies of {int(100 * first / total)}% of that"
     copied = f"{format_bytes(total)} are copied in one step of {format_seconds(seconds)}"
     return f"{copied}; device 0 is at one end of {share}"

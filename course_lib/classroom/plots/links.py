@@ -7,7 +7,9 @@ from typing import Protocol
 
 from matplotlib.figure import Figure
 
+from course_lib.classroom.checks.verdict import plural
 from course_lib.classroom.plots.style import heading, new_figure, seconds_axis, series_style, styled
+from course_lib.classroom.tables import format_seconds
 
 
 class Measured(Protocol):
@@ -29,8 +31,8 @@ class Measured(Protocol):
 def plot_on_links(measured: Sequence[Measured], *, title: str | None = None) -> Figure:
     """Seconds over the number of hosts: a line for each algorithm's formula, a marker for each measurement.
 
-    The title says how much longer the slowest took than the ring on the most hosts, and if messages were only
-    paced in software. Raises ValueError for an empty sequence.
+    The title says how much longer the slowest took than the ring on the most hosts (or, if that is the ring, than the
+    fastest), and if messages were only paced in software. Raises ValueError for an empty sequence.
     """
     if not measured:
         raise ValueError("measured: expected at least one measurement, got none")
@@ -61,8 +63,11 @@ def _finding(measured: Sequence[Measured]) -> str:
     most = max(one.num_hosts for one in measured)
     times = {one.algorithm: one.measured_s for one in measured if one.num_hosts == most}
     slow = max(times, key=lambda name: times[name])
-    fast = "ring" if "ring" in times else min(times, key=lambda name: times[name])
-    return f"On {most} hosts {slow} takes {times[slow] / times[fast]:.1f} times as long as {fast}"
+    found = f"On {plural(most, 'host')} {slow} takes"
+    if len(times) == 1:
+        return f"{found} {format_seconds(times[slow])}"
+    fast = "ring" if "ring" in times and slow != "ring" else min(times, key=lambda name: times[name])
+    return f"{found} {times[slow] / times[fast]:.1f} times as long as {fast}"
 
 
 def _label(measured: Sequence[Measured]) -> str:

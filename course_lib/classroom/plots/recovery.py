@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from course_lib.classroom.checks.verdict import plural
 from course_lib.classroom.plots import style
 from course_lib.classroom.tables import format_seconds
 
@@ -26,11 +28,8 @@ _MORE_LOOKS = ((style.RANK_COLORS[7], ".."), (style.RANK_COLORS[4], "--"), (styl
 _FAULT = style.RANK_COLORS[6]
 _TRAINING = "training"
 _CURVES: list[dict[str, Any]] = [
-    {
-        "color": style.RANK_COLORS[3],
-        "linewidth": 6.0,
-        "solid_capstyle": "round",
-    },  # broad, to be seen below the next
+    # The first one is broad, to be seen below the next.
+    {"color": style.RANK_COLORS[3], "linewidth": 6.0, "solid_capstyle": "round"},
     {"color": style.RANK_COLORS[0], "linewidth": 1.6},
     {"color": style.RANK_COLORS[4], "linewidth": 1.6, "linestyle": "--"},
     {"color": style.RANK_COLORS[2], "linewidth": 1.6, "linestyle": ":"},
@@ -46,8 +45,8 @@ def plot_recovery(
     parts: (row, start_s, end_s, kind); rows come in the order in which they first appear. The kinds "start",
     "rendezvous", "resume", "training", "waiting" and "down" have their looks, others get one. marks: (seconds, what
     happened); the first one is taken for the fault. Times are seconds since any moment; the figure begins at the first.
-    The title says for how long nobody trained after the fault. Raises ValueError without parts, or for one that ends
-    before it begins.
+    The title says for how long nobody trained after the fault, or when training ended for good. Raises ValueError
+    without parts, or for one that ends before it begins.
     """
     parts, marks = list(parts), sorted(marks)
     _check(parts)
@@ -133,22 +132,23 @@ def _draw_marks(axes, marks: Sequence[tuple[float, str]], total: float) -> None:
 
 
 def _recovery_finding(parts: Sequence[Part], marks: Sequence[tuple[float, str]], rows: Sequence[str]) -> str:
+    begin, end = min(part[1] for part in parts), max(part[2] for part in parts)
     if not marks:
-        return f"{len(rows)} processes, {format_seconds(max(p[2] for p in parts) - min(p[1] for p in parts))}"
+        return f"{len(rows)} process{'es' if len(rows) > 1 else ''}, {format_seconds(end - begin)}"
     fault, what = marks[0]
-    steps = sorted((start, stop) for _, start, stop, kind in parts if kind == _TRAINING)
+    steps = sorted(part[1:3] for part in parts if part[3] == _TRAINING and part[2] > fault)
+    if not steps:
+        return f"{what}: nobody trains after it"
     pauses, trained_until = [], fault  # after the fault, the times in which no row trains
     for start, stop in steps:
-        if start > max(trained_until, fault):
+        if start > trained_until:
             pauses.append(start - trained_until)
         trained_until = max(trained_until, stop)
-    if all(start <= fault for start, _ in steps):
-        return f"{what}: nobody trains after it"
-    return (
-        f"{what}: nobody trains for {format_seconds(max(pauses))}"
-        if pauses
-        else f"{what}: training never pauses"
-    )
+    if pauses:
+        return f"{what}: nobody trains for {format_seconds(max(pauses))}"
+    if trained_until < end:
+        return f"{what}: training ends {format_seconds(trained_until - fault)} after it"
+    return f"{what}: training never pauses"
 
 
 @style.styled
@@ -176,7 +176,7 @@ def plot_loss_with_fault(
         axes.plot(range(len(values)), values, label=name, **_CURVES[min(number, len(_CURVES) - 1)])
     lost = fault_step - resumed_step
     if lost:
-        label = f"{lost} step{'s' if lost > 1 else ''} lost, and trained again"
+        label = f"{plural(lost, 'step')} lost, and trained again"
         shade: dict[str, Any] = {
             "facecolor": style.LIGHT,
             "edgecolor": style.GREY,
@@ -185,13 +185,13 @@ def plot_loss_with_fault(
         }
         axes.axvspan(resumed_step, fault_step, label=label, zorder=0, **shade)
     axes.axvline(fault_step, color=_FAULT, linewidth=1.6, label=f"the fault, in step {fault_step}")
-    axes.set(xlabel="step", ylabel="loss", xlim=(0, max(map(len, curves.values())) - 1))
+    axes.set(xlabel="step", ylabel="loss", xlim=(0, max(map(len, curves.values())) - 1 or 1))
     if min(map(min, curves.values())) >= 0:
         axes.set_ylim(bottom=0)
     axes.grid(True)
     axes.set_axisbelow(True)
     axes.legend(loc="lower left")
-    style.heading(figure, title or _loss_finding(curves, fault_step))
+    style.heading(figure, title or _loss_finding(curves))
     return figure
 
 
@@ -205,17 +205,19 @@ def _check_losses(curves: Mapping[str, Sequence[float]], fault_step: int, resume
         raise ValueError(f"resumed_step: expected 0 to fault_step = {fault_step}, got {resumed_step}")
 
 
-def _loss_finding(curves: Mapping[str, Sequence[float]], fault_step: int) -> str:
+def _loss_finding(curves: Mapping[str, Sequence[float]]) -> str:
     (_, undisturbed), *others = curves.items()
     verdicts = []
     for name, values in others:
         both = list(zip(undisturbed, values, strict=False))
-        differ = [step for step, (a, b) in enumerate(both) if a != b]
+        differ = [step for step, (a, b) in enumerate(both) if a != b and not (isnan(a) and isnan(b))]
         if not differ and len(values) == len(undisturbed):
             verdicts.append(f"{name}: the same loss in all {len(both)} steps, number for number")
         elif not differ:
-            verdicts.append(f"{name}: {len(values)} steps instead of {len(undisturbed)}")
+            verdicts.append(f"{name}: {plural(len(values), 'step')} instead of {len(undisturbed)}")
         else:
-            most = max(abs(a - b) for a, b in both)
-            verdicts.append(f"{name}: other losses from step {differ[0]} on, by up to {most:.2g}")
+            most = max(abs(both[step][0] - both[step][1]) for step in differ)
+            to_the_end = differ == list(range(differ[0], len(both)))
+            where = f"from step {differ[0]} on" if to_the_end else f"in {len(differ)} of {len(both)} steps"
+            verdicts.append(f"{name}: other losses {where}, by up to {most:.2g}")
     return "; ".join(verdicts)

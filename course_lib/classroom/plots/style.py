@@ -91,10 +91,8 @@ def new_figure(width: float, height: float) -> CourseFigure:
 def heading(figure: Figure, text: str) -> None:
     """The finding, above everything, in as many lines as the figure's width asks for."""
     width = int(figure.get_figwidth() * 9.2)  # characters of bold 13 point text in an inch
-    together = re.sub(
-        r"(?<=\d) (?=[kMGT]?B\b|[mµn]?s\b)", "\N{NO-BREAK SPACE}", text
-    )  # a number and its unit
-    lines = textwrap.fill(together, width)
+    number_and_unit = r"(?<=\d) (?=[kMGT]?B\b|[mµn]?s\b)"
+    lines = textwrap.fill(re.sub(number_and_unit, "\N{NO-BREAK SPACE}", text), width)
     figure.suptitle(lines, fontsize=13, fontweight="bold", x=0.01, ha="left", linespacing=1.3)
 
 

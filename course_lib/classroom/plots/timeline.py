@@ -8,6 +8,7 @@ from typing import Protocol
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from course_lib.classroom.checks.verdict import plural
 from course_lib.classroom.plots import style
 from course_lib.classroom.tables import format_seconds
 
@@ -18,6 +19,8 @@ _LANE_LOOKS = {  # name -> colour, hatch; drawn in this order, other lanes in be
 }
 _MORE_LOOKS = ((style.RANK_COLORS[2], ".."), (style.RANK_COLORS[7], "xx"), (style.RANK_COLORS[4], "\\\\"))
 _TALK = {"comm", "collective"}  # a collective is the frame around messages, not work of the rank's own
+_WAIT = "wait"  # lies on the work in which the rank waits, and is none
+Interval = tuple[float, float]
 
 
 class TraceEvent(Protocol):
@@ -45,9 +48,8 @@ def plot_trace(trace: Iterable[TraceEvent], *, title: str | None = None) -> Figu
     figure = style.new_figure(9.2, 1.5 + len(ranks) * (0.28 + 0.27 * len(lanes)))
     axes = figure.add_subplot()
     strip = 0.84 / len(lanes)
-    for event in sorted(
-        events, key=lambda event: event.start_s - event.end_s
-    ):  # what lies inside another, on top
+    for event in sorted(events, key=lambda event: event.start_s - event.end_s):
+        # The shortest last: what lies inside another is drawn on top.
         top = ranks.index(event.rank) - 0.42 + lanes.index(event.lane) * strip
         _draw_bar(
             axes, event, lanes, (event.start_s - begin, top, event.end_s - event.start_s, strip), end - begin
@@ -103,18 +105,29 @@ def _finding(events: Sequence[TraceEvent], begin: float, end: float) -> str:
     for rank in ranks:
         own = [event for event in events if event.rank == rank]
         talks = _union(event for event in own if event.lane == "comm")
-        works = _union(event for event in own if event.lane not in _TALK)
-        comm += sum(stop - start for start, stop in talks)
-        hidden += sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in talks for b in works)
+        works = _union(event for event in own if event.lane not in {*_TALK, _WAIT})
+        waits = _union(event for event in own if event.lane == _WAIT)
+        comm += _length(talks)
+        at_once = _common(talks, works)
+        hidden += _length(at_once) - _length(_common(at_once, waits))
     span = (end - begin) * len(ranks)
     share = f"communication takes {comm / span:.0%} of it" if span else "all in one moment"
     behind = f", {hidden / comm:.0%} of that while computing" if hidden else ""
-    return f"{len(ranks)} ranks, {format_seconds(end - begin)}: {share}{behind}"
+    return f"{plural(len(ranks), 'rank')}, {format_seconds(end - begin)}: {share}{behind}"
 
 
-def _union(events: Iterable[TraceEvent]) -> list[tuple[float, float]]:
+def _common(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    pairs = [(max(a[0], b[0]), min(a[1], b[1])) for a in some for b in others]
+    return [(start, stop) for start, stop in pairs if start < stop]
+
+
+def _length(intervals: Sequence[Interval]) -> float:
+    return sum(stop - start for start, stop in intervals)
+
+
+def _union(events: Iterable[TraceEvent]) -> list[Interval]:
     """The times of these events as intervals that do not overlap, in order."""
-    merged: list[tuple[float, float]] = []
+    merged: list[Interval] = []
     for event in sorted(events, key=lambda event: event.start_s):
         if merged and event.start_s <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], event.end_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -9,8 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from course_lib.classroom.checks.verdict import plural
 from course_lib.classroom.plots import style
-from course_lib.classroom.tables import format_bytes
+from course_lib.classroom.tables import format_bytes, format_seconds
 
 _RUNS = tuple(zip([style.RANK_COLORS[i] for i in (0, 4, 2, 7)], ("-", "--", "-.", ":"), strict=True))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -60,13 +62,17 @@ def _load_finding(steps: Mapping[str, Sequence[tuple[int, float, float]]]) -> st
     name = next(iter(steps))
     times = {num_hosts: measured for num_hosts, _, measured in steps[name]}
     few, many = min(times), max(times)
-    if len(steps) == 1:
-        ratio = times[many] / times[few]
-        return f"The {name} chokes: a step takes {ratio:.1f} times as long on {many} hosts as on {few}"
-    last = {other: {n: s for n, _, s in points}.get(many) for other, points in steps.items()}
-    best = min((other for other in last if last[other]), key=lambda other: last[other] or 0.0)
-    ratio = times[many] / (last[best] or 1.0)
-    return f"On {many} hosts the {name} takes {ratio:.1f} times as long as the {best}"
+    others = {other: s for other, points in steps.items() if other != name for n, _, s in points if n == many}
+    if others:
+        best = min(others, key=lambda other: others[other])
+        return (
+            f"On {many} hosts the {name} takes {times[many] / others[best]:.1f} times as long as the {best}"
+        )
+    if few == many:
+        return f"On {plural(many, 'host')} a step of the {name} takes {format_seconds(times[many])}"
+    ratio = times[many] / times[few]
+    who = f"The {name} chokes: a step" if ratio >= many / few else f"A step of the {name}"
+    return f"{who} takes {ratio:.1f} times as long on {plural(many, 'host')} as on {few}"
 
 
 @style.styled
@@ -125,8 +131,10 @@ def plot_training(
 
     runs: name -> (seconds, samples so far, loss) of each update, in their order. smooth_samples: a point is the mean
     over the updates of about so many samples. note: what was modelled, below the title. The title compares the second
-    run with the first. Raises ValueError for a run without updates.
+    run with the first. Raises ValueError without runs, or for a run without updates.
     """
+    if not runs:
+        raise ValueError("runs: expected at least one name with updates, got none")
     figure = style.new_figure(9.6, 4.4)
     clock, samples = figure.subplots(1, 2, sharey=True)
     for index, (name, updates) in enumerate(runs.items()):
@@ -162,10 +170,15 @@ def _training_finding(runs: Mapping[str, Sequence[tuple[float, int, float]]], sm
     if not rest:
         return f"{_upper(first)} ends at a loss of {ends[first][2]:.2f}"
     (s1, n1, loss1), (s2, n2, loss2) = ends[first], ends[rest[0]]
-    faster, worse = (n2 / s2) / (n1 / s1), loss2 / loss1
-    link = "but" if (faster > 1) == (worse > 1) else "and"
+    faster, seen = (n2 / s2) / (n1 / s1), min(smooth_samples, round(n1), round(n2))
     finding = f"{_upper(rest[0])}: {faster:.1f} times the samples per second of {first}"
-    return f"{finding}, {link} {worse:.1f} times its loss over the last {smooth_samples} samples"
+    if not (loss1 > 0 and math.isfinite(loss1) and math.isfinite(loss2)):
+        return (
+            f"{finding}, and a loss of {loss2:.2f} where that has {loss1:.2f}, over the last {seen} samples"
+        )
+    worse = loss2 / loss1
+    link = "but" if (faster > 1) == (worse > 1) else "and"
+    return f"{finding}, {link} {worse:.1f} times its loss over the last {seen} samples"
 
 
 def _upper(text: str) -> str:
