@@ -25,7 +25,7 @@ def title(figure) -> str:
 
 def test_steps_begin_together_and_the_title_compares_their_ends() -> None:
     figure = plot_overlap({"flat": step(2.0), "buckets": step(0.5, at_s=70.0)})
-    assert title(figure) == "A step takes 4 s instead of 5.5 s with buckets"
+    assert title(figure) == "A step takes 4 s with buckets, 5.5 s with flat"
     (axes,) = figure.axes
     bars = [(round(bar.get_x(), 3), round(bar.get_width(), 3)) for bar in axes.patches]
     assert len(bars) == 10 and bars.count((0.0, 1.0)) == 2 and "time" in axes.get_xlabel()
@@ -40,19 +40,24 @@ def test_one_step_and_equal_steps_keep_their_unit() -> None:
 
 
 def test_the_best_bucket_is_named() -> None:
-    figure = plot_bucket_sizes([(25, 0.9), (1, 0.5), (0.25, 0.7)], flat_s=1.0)
+    figure = plot_bucket_sizes([(25, [0.9]), (1, [0.4, 0.5, 0.6]), (0.25, [0.7])], flat_s=1.0)
     assert title(figure) == "Buckets of 1 MiB are best here: 500 ms for a step, the largest takes 900 ms"
     (axes,) = figure.axes
     assert axes.lines[0].get_xdata().tolist() == [0.25, 1, 25] and "MiB" in axes.get_xlabel()
 
 
+def test_sizes_that_differ_less_than_their_steps_do_equally_well() -> None:
+    figure = plot_bucket_sizes([(25, [0.9]), (1, [0.4, 0.5, 0.8]), (4, [0.6]), (0.25, [0.7])])
+    assert title(figure) == "Buckets of 0.25, 1 and 4 MiB do about equally well here: a step takes 500 ms at best"
+
+
 def test_buckets_that_are_slower_than_a_flat_buffer_are_not_called_best() -> None:
-    figure = plot_bucket_sizes([(1, 0.5), (25, 0.9)], flat_s=0.4)
+    figure = plot_bucket_sizes([(1, [0.5]), (25, [0.9])], flat_s=0.4)
     assert title(figure) == "One flat buffer is best here: 400 ms for a step, buckets of 1 MiB take 500 ms"
 
 
 def test_links_that_are_paced_in_software_are_said_to_be() -> None:
-    figures = plot_overlap({"flat": step(2.0)}, label="paced"), plot_bucket_sizes([(1, 0.5)], label="paced")
+    figures = plot_overlap({"flat": step(2.0)}, label="paced"), plot_bucket_sizes([(1, [0.5])], label="paced")
     assert all(figure.get_suptitle().endswith("(paced)") for figure in figures)
 
 
@@ -65,3 +70,5 @@ def test_nothing_to_draw() -> None:
         plot_overlap({"flat": [Event(0, "broadcast", 0.0, 1.0)]})
     with pytest.raises(ValueError, match="at least one"):
         plot_bucket_sizes([])
+    with pytest.raises(ValueError, match="with a time in each"):
+        plot_bucket_sizes([(1, [])])

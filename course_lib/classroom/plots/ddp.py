@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -79,31 +80,40 @@ def _kind(event: TraceEvent) -> str | None:
 
 
 def _overlap_finding(seconds: Mapping[str, float]) -> str:
-    fastest, slowest = min(seconds, key=lambda n: seconds[n]), max(seconds, key=lambda n: seconds[n])
-    short, long = format_seconds(seconds[fastest]), format_seconds(seconds[slowest])
-    if short == long:
-        return f"A step takes {short}" + (" either way" if len(seconds) > 1 else "")
-    return f"A step takes {short} instead of {long} with {fastest}"
+    in_order = sorted(seconds, key=lambda name: seconds[name])
+    times = {name: format_seconds(seconds[name]) for name in in_order}
+    if len(set(times.values())) == 1:
+        return f"A step takes {times[in_order[0]]}" + (" either way" if len(seconds) > 1 else "")
+    shown = in_order if len(in_order) <= 3 else [in_order[0], in_order[-1]]
+    return "A step takes " + ", ".join(f"{times[name]} with {name}" for name in shown)
 
 
 @style.styled
 def plot_bucket_sizes(
-    points: Sequence[tuple[float, float]],
+    points: Sequence[tuple[float, Sequence[float]]],
     flat_s: float | None = None,
     *,
     label: str = "",
     title: str | None = None,
 ) -> Figure:
-    """Seconds of a step over the size of the buckets. points: (bucket_cap_mb, seconds). flat_s: with one flat buffer.
+    """The time of a step over the size of the buckets: the median, and a bar from the fastest to the slowest.
 
-    label: what the title must say of the links. Raises ValueError without points.
+    points: (bucket_cap_mb, the seconds of each step). flat_s: the median with one flat buffer. label: what the title
+    must say of the links. Raises ValueError without points, or for a point without a time.
     """
-    if not points:
-        raise ValueError("points: expected at least one (bucket_cap_mb, seconds)")
+    if not points or not all(len(seconds) for _, seconds in points):
+        raise ValueError(
+            "points: expected at least one (bucket_cap_mb, seconds of its steps), with a time in each"
+        )
+    points = sorted(points)
+    sizes, steps = [size for size, _ in points], [seconds for _, seconds in points]
+    middle = [median(seconds) for seconds in steps]
+    below = [m - min(seconds) for m, seconds in zip(middle, steps, strict=True)]
+    above = [max(seconds) - m for m, seconds in zip(middle, steps, strict=True)]
     figure = style.new_figure(8.6, 4.4)
     axes = figure.add_subplot()
-    sizes, seconds = zip(*sorted(points), strict=True)
-    axes.plot(sizes, seconds, label="buckets, during backward", **style.series_style("ring"), markersize=8)
+    look = style.series_style("ring") | {"label": "buckets, during backward", "markersize": 8}
+    axes.errorbar(sizes, middle, yerr=[below, above], capsize=4, elinewidth=1.2, **look)
     if flat_s is not None:
         look = style.series_style("naive")
         axes.axhline(
@@ -111,24 +121,31 @@ def plot_bucket_sizes(
         )
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    top = max([flat_s or 0, *map(max, steps)])
     axes.set(
-        xlabel="bucket_cap_mb (MiB)", ylabel="time of one step", ylim=(0, 1.1 * max(*seconds, flat_s or 0))
+        xlabel="bucket_cap_mb (MiB)", ylabel="time of one step (median, and all of them)", ylim=(0, 1.1 * top)
     )
     style.seconds_axis(axes.yaxis)
     axes.grid(True)
     axes.legend(loc="lower right")
-    style.heading(figure, (title or _bucket_finding(sizes, seconds, flat_s)) + _in_brackets(label))
+    style.heading(figure, (title or _bucket_finding(sizes, steps, flat_s)) + _in_brackets(label))
     return figure
 
 
-def _bucket_finding(sizes: Sequence[float], seconds: Sequence[float], flat_s: float | None) -> str:
-    """`sizes` from small to large."""
-    time_s, best = min(zip(seconds, sizes, strict=True))
+def _bucket_finding(sizes: Sequence[float], steps: Sequence[Sequence[float]], flat_s: float | None) -> str:
+    """`sizes` from small to large. Sizes whose median lies within the best one's bar do as well."""
+    middle = [median(seconds) for seconds in steps]
+    time_s, best = min(zip(middle, sizes, strict=True))
     if flat_s is not None and flat_s < time_s:
         flat, buckets = format_seconds(flat_s), f"buckets of {best:g} MiB take {format_seconds(time_s)}"
         return f"One flat buffer is best here: {flat} for a step, {buckets}"
+    slowest = max(steps[sizes.index(best)])
+    as_good = [size for size, m in zip(sizes, middle, strict=True) if m <= slowest]
+    if len(as_good) > 1:
+        several = f"{', '.join(f'{size:g}' for size in as_good[:-1])} and {as_good[-1]:g}"
+        return f"Buckets of {several} MiB do about equally well here: a step takes {format_seconds(time_s)} at best"
     found = f"Buckets of {best:g} MiB are best here: {format_seconds(time_s)} for a step"
-    return found + (f", the largest takes {format_seconds(seconds[-1])}" if sizes[-1] != best else "")
+    return found + (f", the largest takes {format_seconds(middle[-1])}" if sizes[-1] != best else "")
 
 
 def _in_brackets(label: str) -> str:
