@@ -53,6 +53,13 @@ def _parser() -> _Parser:
     return parser
 
 
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise ValueError(f"%%torchrun: {str(error).lower()} in: {line.strip()}") from None
+
+
 def _number(text: str) -> int | str | list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -66,12 +73,16 @@ def run_cell(line: str, cell: str, variables: dict[str, Any]) -> TorchrunResult:
 
     Raises what `torchrun` raises; ValueError for a wrong line.
     """
-    asked = vars(_parser().parse_args(shlex.split(line)))
+    asked = vars(_parser().parse_args(_words(line)))
     script_args, save, into, hosts = (asked.pop(name) for name in ("script_args", "save", "into", "hosts"))
     if hosts is not None and hosts not in variables:
         raise ValueError(f"%%torchrun: --hosts names a variable of the notebook; there is no {hosts!r}")
     if into is not None and (not into.isidentifier() or keyword.iskeyword(into)):
         raise ValueError(f"%%torchrun: --into: expected the name of a variable, got {into!r}")
+    if save is not None and (not Path(save).name or Path(save).is_dir() or not Path(save).parent.is_dir()):
+        raise ValueError(
+            f"%%torchrun: --save: expected a file's name in a directory that is there, got {save!r}"
+        )
     pairs = [pair.partition("=") for pair in asked.pop("env")]
     for name, equals, value in pairs:
         if not name or not equals:

@@ -18,9 +18,12 @@ import pytest
 
 from course_lib import RankError, RanksHung, TorchrunError, VirtualHosts, start_torchrun, torchrun
 from course_lib.runtime.magic import run_cell
-from course_lib.runtime.torchrun import TorchrunResult
-from course_lib.runtime.torchrun.checks import check_options, parse_nodes
+from course_lib.runtime.torchrun import Agent, TorchrunResult
+from course_lib.runtime.torchrun.checks import check_module, check_options, parse_nodes
+from course_lib.runtime.torchrun.commands import Meeting
 from course_lib.runtime.torchrun.guardian import temporary_directory
+from course_lib.runtime.torchrun.rendezvous_failure import agent_error
+from course_lib.runtime.torchrun.settings import Settings
 from course_lib.runtime.torchrun.tracebacks import last_traceback, parse_traceback
 from course_lib.runtime.torchrun_help import MEANINGS, VARIABLES, installed_options
 from tests.runtime.torchrun_scripts import TAG, left_behind, new_tag, write_all
@@ -349,11 +352,91 @@ def _taken_port() -> socket.socket:
             "no option 'monitor_intervall' .*Did you mean 'monitor_interval'",
         ),
         ({"hosts": 2}, TypeError, "hosts: expected VirtualHosts"),
+        ({"script": None}, TypeError, "script: expected a path, as text or as a Path, got None"),
+        ({"script": b"sleeps.py"}, TypeError, "script: expected a path"),
+        ({"script": "train.py", "module": True}, ValueError, "give the file without module=True"),
+        ({"module": "yes"}, TypeError, "module: expected True or False, got 'yes'"),
+        ({"check": 5}, TypeError, "check: expected True or False, got 5"),
+        ({"log_dir": 5}, TypeError, "log_dir: expected a path"),
+        ({"log_dir": "/dev/null/logs"}, ValueError, "log_dir: expected a directory, .* /dev/null is a file"),
+        ({"names": 5}, TypeError, "names: expected a dict"),
+        ({"master_addr": 5}, TypeError, "master_addr: expected text or None, got 5"),
+        ({"rdzv_endpoint": 5}, TypeError, "rdzv_endpoint: expected text or None, got 5"),
+        ({"rdzv_endpoint": "127.0.0.1:99999"}, ValueError, "rdzv_endpoint: expected host:port"),
+        ({"rdzv_conf": 5}, TypeError, "rdzv_conf: expected a dict, or text such as"),
+        ({"rdzv_conf": [1]}, TypeError, "rdzv_conf: expected a dict"),
+        ({"rdzv_conf": "abc"}, ValueError, "rdzv_conf: 'abc': expected key=value, got ''"),
+        (
+            {"rdzv_conf": {"join_timeout": "abc"}},
+            ValueError,
+            "'join_timeout': expected a whole number of sec",
+        ),
+        ({"deadline": 10**400}, ValueError, "deadline: expected a positive number of seconds"),
+        ({"env": {"A=B": "x"}}, ValueError, "env: .* expected a name without '='"),
+        ({"env": {"": "x"}}, ValueError, "env: no system has a variable such as ''"),
+        ({"env": {"A": "a\0b"}}, ValueError, "env: .* no NUL characters"),
     ],
 )
 def test_wrong_arguments(scripts: Path, settings: dict, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         torchrun(settings.pop("script", scripts / "sleeps.py"), **settings)
+
+
+def test_an_argument_with_nul(scripts: Path) -> None:
+    with pytest.raises(ValueError, match="script_args: no program can be given a NUL character"):
+        torchrun(scripts / "sleeps.py", "a\0b")
+
+
+def test_a_module_is_found_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner's script would train in this process."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("training", "training/inner"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "training" / "inner" / "loop.py").write_text("")
+    (tmp_path / "space").mkdir()  # a package without __init__.py
+    (tmp_path / "space" / "loop.py").write_text("")
+    for name in ("training", "training.inner.loop", "space.loop", "course_lib.train_ddp", "json.tool"):
+        check_module(name)
+    for name in ("training.other", "training.inner.loop.step", "space.no", "", ".", "json.tool.more"):
+        with pytest.raises(ModuleNotFoundError, match="module: Python finds no module"):
+            check_module(name)
+
+
+def test_an_address_that_does_not_resolve_is_named(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"nnodes": 2, "node_rank": 0, "rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:29833"}
+    monkeypatch.setattr(socket, "gethostname", lambda: "node0.invalid")
+    with pytest.raises(ValueError, match=r"local_addr: not given, so .* 'node0\.invalid' does not resolve"):
+        start_torchrun(scripts / "sleeps.py", **node)
+    with pytest.raises(ValueError, match=r"local_addr: the address 'nowhere\.invalid' does not resolve"):
+        start_torchrun(scripts / "sleeps.py", local_addr="nowhere.invalid", **node)
+    settings = Settings(str(scripts / "sleeps.py"), options={"local_addr": "127.0.0.1"}, **node)
+    why = "wait timeout after 8000ms, keys: /torch.rendezvous.x.0/MASTER_ADDR"
+    found = {0: Agent(0, 1, 0.0, status=256, lines=[why])}
+    error = agent_error(settings, found, scripts, "127.0.0.1:29833")
+    assert "perhaps its host name does not resolve there. Start every node with local_addr=" in str(error)
+
+
+def test_no_room_for_another_node_and_signals_that_are_none(scripts: Path) -> None:
+    with start_torchrun(scripts / "sleeps.py", nproc_per_node=1, show="none") as job:
+        with pytest.raises(ValueError, match="nnodes=1 has no room for another node; use nnodes='1:2'"):
+            job.add_node()
+        for signum in ("SIGKILL", 0, 999):
+            with pytest.raises(ValueError, match="signum: expected a signal such as"):
+                job.kill_worker(0, signum)
+    with pytest.raises(ValueError, match="add_node: the job has ended"):
+        job.add_node()
+
+
+def test_two_jobs_on_the_same_hosts_have_ports_of_their_own(scripts: Path) -> None:
+    hosts = object.__new__(VirtualHosts)
+    hosts.how, hosts.num_hosts, hosts.addresses = "namespaces", 2, ["10.0.0.1", "10.0.0.2"]
+    hosts.check_open = lambda: None
+    settings = Settings(str(scripts / "sleeps.py"), hosts=hosts)
+    first, second = Meeting.of(settings), Meeting.of(settings)
+    assert (first.port, second.port) == (29500, 29501)
+    first.release(settings)
+    assert Meeting.of(settings).port == 29500
 
 
 def test_a_node_that_is_started_alone_may_have_an_address() -> None:
@@ -366,6 +449,9 @@ def test_a_node_that_is_started_alone_may_have_an_address() -> None:
         ("--env FOO", "--env: expected NAME=VALUE, as in --env A=1, got 'FOO'"),
         ("--env =1", "--env: expected NAME=VALUE, as in --env A=1, got '=1'"),
         ("--into a-b", "--into: expected the name of a variable, got 'a-b'"),
+        ('-n 2 "x', '%%torchrun: no closing quotation in: -n 2 "x'),
+        ("--save /nosuch/a.py", "--save: expected a file's name in a directory that is there, got '/nosuch"),
+        ("--save /tmp/", "--save: expected a file's name"),
         ("--into class", "--into: expected the name of a variable, got 'class'"),
     ],
 )

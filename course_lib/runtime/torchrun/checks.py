@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import os
+import re
 import socket
 import threading
 from collections.abc import Mapping
-from numbers import Integral
+from importlib.machinery import PathFinder
+from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 _RESOLVE_S = 5.0
@@ -23,6 +28,87 @@ _REFUSED = {
 def whole(name: str, value: Any, least: int, most: int) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
         raise ValueError(f"{name}: expected a whole number from {least} to {most}, got {value!r}")
+
+
+def text_of_path(name: str, value: Any) -> str:
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str):
+        raise TypeError(f"{name}: expected a path, as text or as a Path, got {value!r:.60}")
+    return path
+
+
+def check_type(name: str, value: Any, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}: expected {expected}, got {value!r:.60}")
+
+
+def check_seconds(name: str, value: Any) -> None:
+    try:
+        positive = isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
+    except OverflowError:
+        positive = False
+    if not positive:
+        raise ValueError(f"{name}: expected a positive number of seconds, got {value!r:.60}")
+
+
+def check_directory(name: str, directory: str) -> None:
+    """Raise ValueError if `directory` neither is one nor can be made."""
+    there = next(
+        path for path in (Path(directory).absolute(), *Path(directory).absolute().parents) if path.exists()
+    )
+    if not there.is_dir():
+        raise ValueError(f"{name}: expected a directory, got {directory!r}: {there} is a file")
+
+
+def check_env(env: Any) -> None:
+    check_type("env", env, Mapping, "a dict of strings to strings")
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env: expected strings, got {name!r}: {value!r:.60}; write numbers as strings")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env: no system has a variable such as {name!r}: {value!r:.60}; expected a name without "
+                             "'=', and no NUL characters")  # fmt: skip
+
+
+def parse_conf(conf: Any) -> dict[str, Any]:
+    """`rdzv_conf`, a dict or "key=value,key=value", as a dict."""
+    if not isinstance(conf, str):
+        check_type(
+            "rdzv_conf", conf, Mapping, "a dict, or text such as 'join_timeout=60,last_call_timeout=5'"
+        )
+        pairs = [(str(key), value) for key, value in conf.items()]
+    else:
+        parts = [part.partition("=") for part in conf.split(",") if part.strip()]
+        pairs = [(key.strip(), value.strip()) for key, _, value in parts]
+    for key, value in pairs:
+        number = re.search("(timeout|interval|attempt)$", key)
+        if not key or not str(value) or (number and not re.fullmatch(r"\d+", str(value))):
+            expected = "a whole number of seconds" if number else "key=value"
+            raise ValueError(f"rdzv_conf: {key or value!r}: expected {expected}, got {value!r:.60}")
+    return dict(pairs)
+
+
+def check_module(name: str) -> None:
+    """Whether Python finds this module. Nothing is imported: that would run a learner's script in this process."""
+    if name.endswith(".py") or "/" in name:
+        raise ValueError(
+            f"module: {name!r} is a file, not a module's name; give the file without module=True"
+        )
+    parts = name.split(".")
+    where: list[str] | None = [os.getcwd()]
+    for number in range(1, len(parts) + 1):
+        try:
+            found = PathFinder.find_spec(".".join(parts[:number]), where)
+            if found is None and number == 1:
+                found = importlib.util.find_spec(parts[0])
+        except (ImportError, ValueError):
+            found = None
+        where = list(found.submodule_search_locations or []) if found else None
+        if found is None or (not where and number < len(parts)):
+            raise ModuleNotFoundError(
+                f"module: Python finds no module {name!r}; check its name, and that it is installed or below "
+                f"{os.getcwd()}"
+            )
 
 
 def parse_nodes(nnodes: int | str) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import socket
@@ -9,11 +10,19 @@ import sys
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
+from course_lib.runtime.hosts import VirtualHosts
 from course_lib.runtime.torchrun.settings import Settings
 
 _LOCAL = "127.0.0.1"
 _PORT = 29500
+# Ports of the jobs that run now. On virtual hosts nobody else is: no port need be tried out inside of them.
+_taken: WeakKeyDictionary[VirtualHosts, set[int]] = WeakKeyDictionary()
+HOLD_STORE = (
+    "import sys, time; from torch.distributed import TCPStore; "
+    "store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=True, wait_for_workers=False); time.sleep(1e9)"
+)
 
 
 @dataclass
@@ -27,11 +36,7 @@ class Meeting:
 
     @classmethod
     def of(cls, settings: Settings) -> Meeting:
-        elastic_or_apart = settings.elastic or settings.rdzv_store == "apart"
-        backend = settings.rdzv_backend or (
-            "c10d" if elastic_or_apart or settings.rdzv_endpoint else "static"
-        )
-        meeting = cls(backend)
+        meeting = cls(settings.rdzv_backend or ("c10d" if settings.dynamic else "static"))
         if settings.rdzv_id:
             meeting.run_id = settings.rdzv_id
         if settings.on_namespaces and settings.hosts:
@@ -41,12 +46,24 @@ class Meeting:
             meeting.port = int(port)
             return meeting
         meeting.address = settings.master_addr or meeting.address
-        meeting.port = settings.master_port or (_PORT if settings.on_namespaces else 0)
-        if meeting.port == 0:
+        meeting.port = settings.master_port or 0
+        if settings.on_namespaces and settings.hosts:
+            meeting._reserve(settings.hosts)
+        elif meeting.port == 0:
             meeting.port = _free_port()
-        elif not settings.on_namespaces and settings.node_rank in (None, 0):
+        elif settings.node_rank in (None, 0):
             _check_free(meeting.address, meeting.port)
         return meeting
+
+    def _reserve(self, hosts: VirtualHosts) -> None:
+        taken = _taken.setdefault(hosts, set())
+        self.port = self.port or next(port for port in itertools.count(_PORT) if port not in taken)
+        taken.add(self.port)
+
+    def release(self, settings: Settings) -> None:
+        """The job has ended: its port is free for the next one on the same virtual hosts."""
+        if settings.hosts is not None:
+            _taken.get(settings.hosts, set()).discard(self.port)
 
     @property
     def endpoint(self) -> str:

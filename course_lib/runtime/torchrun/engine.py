@@ -15,7 +15,7 @@ from typing import Any
 from course_lib.runtime.errors import LaunchError, RankError, ranks_text
 from course_lib.runtime.team import uninterrupted
 from course_lib.runtime.torchrun import failure
-from course_lib.runtime.torchrun.commands import Command, Meeting, command, environment
+from course_lib.runtime.torchrun.commands import HOLD_STORE, Command, Meeting, command, environment
 from course_lib.runtime.torchrun.diary import Agent, Diary, Worker
 from course_lib.runtime.torchrun.guardian import Guardian
 from course_lib.runtime.torchrun.hang import Activity, hung
@@ -26,10 +26,6 @@ from course_lib.runtime.torchrun.settings import Settings
 
 _GRACE_S = 5.0  # after the job failed on one node: the others may have something to say
 _STORE = -1  # the number of the process that holds the store when it lives apart from the agents
-_HOLD_STORE = (
-    "import sys, time; from torch.distributed import TCPStore; "
-    "store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=True, wait_for_workers=False); time.sleep(1e9)"
-)
 
 
 class Engine:
@@ -72,7 +68,7 @@ class Engine:
     def start_store(self) -> None:
         """A process of its own for the rendezvous' store, so that every agent may die."""
         self._start(
-            _STORE, 0, [sys.executable, "-c", _HOLD_STORE, self.meeting.address, str(self.meeting.port)], ""
+            _STORE, 0, [sys.executable, "-c", HOLD_STORE, self.meeting.address, str(self.meeting.port)], ""
         )
 
     def _start(self, number: int, host: int, argv: list[str], logs: str) -> None:
@@ -244,6 +240,7 @@ class Engine:
                 error,
             )
             self.guardian.close()
+            self.meeting.release(self.settings)
             if kept and not self.settings.log_dir:
                 atexit.register(shutil.rmtree, self.guardian.home, ignore_errors=True)
             else:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from course_lib.runtime.torchrun.checks import check_type
 from course_lib.runtime.torchrun.diary import Agent, Event, Worker
 from course_lib.runtime.torchrun.engine import Engine
 from course_lib.runtime.torchrun.failure import TorchrunError
@@ -35,7 +36,7 @@ class TorchrunJob:
             if settings.rdzv_store == "apart":
                 self._engine.start_store()
             for _ in range(settings.num_agents):
-                self.add_node()
+                self._engine.start_agent()
         except BaseException:
             self.close()
             raise
@@ -72,6 +73,7 @@ class TorchrunJob:
 
     def kill_worker(self, rank: int, signum: int = signal.SIGKILL) -> Worker:
         """Send a signal to the worker that has `rank` now; returns that worker."""
+        _check_signal(signum)
         worker = next((worker for worker in self.workers() if worker.rank == rank), None)
         if worker is None:
             there = ", ".join(str(worker.rank) for worker in self._engine.diary.alive()) or "none"
@@ -90,6 +92,7 @@ class TorchrunJob:
         (Switched off for real, a machine also stops answering; here the connections are closed, which others notice
         at once.)
         """
+        _check_signal(signum)
         agent = next((agent for agent in self.agents() if agent.node == node), None)
         if agent is None:
             there = ", ".join(str(agent.node) for agent in self.agents()) or "none"
@@ -120,7 +123,20 @@ class TorchrunJob:
         self._engine.terminate()
 
     def add_node(self) -> int:
-        """Start one more agent, on the first host that has none; returns the number of the node."""
+        """Start one more agent, on the first host that has none; returns the number of the node.
+
+        Raises ValueError if the job has no room for it (`nnodes`) or has ended.
+        """
+        engine, (least, most) = self._engine, self.settings.nodes
+        if self.poll() is not None:
+            raise ValueError("add_node: the job has ended; start another one")
+        # A node with a fixed rank cannot be replaced by one with another rank.
+        taken = len(engine.commands) if engine.meeting.backend == "static" else len(self.agents())
+        if taken >= most or self.settings.node_rank is not None:
+            raise ValueError(
+                f"add_node: nnodes={self.settings.nnodes or most} has no room for another node; "
+                f"use nnodes='{least}:{taken + 1}'"
+            )
         return self._engine.start_agent()
 
     # --- waiting for it
@@ -160,6 +176,7 @@ class TorchrunJob:
 
     def wait(self, timeout: float | None = None, check: bool = True) -> TorchrunResult:
         """Wait for the end, and return the result; `check`: raise what went wrong. TimeoutError after `timeout` s."""
+        check_type("check", check, bool, "True or False")
         self.until(lambda: False, timeout)
         result = self._engine.result
         assert result is not None
@@ -184,3 +201,8 @@ class TorchrunJob:
     def __repr__(self) -> str:
         state = "ended" if self._engine.result else f"{len(self._engine.diary.alive())} workers"
         return f"TorchrunJob({self.settings.named(self.settings.script)}, {state})"
+
+
+def _check_signal(signum: int) -> None:
+    if not isinstance(signum, int) or signum not in set(signal.Signals):
+        raise ValueError(f"signum: expected a signal such as signal.SIGTERM, got {signum!r}")

@@ -55,6 +55,12 @@ def _explain(settings: Settings, why: str, outputs: dict[int, str], where: str) 
         return f"fewer than {least} nodes came {within} ({here} started here). {check}"
     if re.search(r"wait timeout after \d+ms, keys: \S*torchelastic/(assigned_ranks|role_info)", why):
         return f"the nodes met at {where}, but did not agree {within}: some wait for more nodes than others. {check}"
+    if re.search(r"keys: \S*MASTER_ADDR", why):
+        return (
+            f"the nodes met at {where}, but the one with rank 0 did not say {within} where its workers are to meet: "
+            "perhaps its host name does not resolve there. Start every node with local_addr=, its own IP address "
+            "(`hostname -I` on it)."
+        )
     if "RendezvousClosedError" in why:
         return f"the rendezvous at {where} is closed: the job has ended on another node"
     if re.search(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from course_lib.runtime.hosts import VirtualHosts
 from course_lib.runtime.output import SHOW
-from course_lib.runtime.torchrun.checks import check_options, check_resolves, parse_nodes, whole
+from course_lib.runtime.torchrun import checks
+from course_lib.runtime.torchrun.checks import check_options, check_resolves, check_type, parse_nodes, whole
 
 BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 STORES = ("node 0", "apart")
@@ -50,13 +50,8 @@ class Settings:
     nodes: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.script, self.script_args = os.fspath(self.script), tuple(map(str, self.script_args))
-        self.log_dir = None if self.log_dir is None else os.fspath(self.log_dir)
-        if self.env is not None and not isinstance(self.env, Mapping):
-            raise TypeError(f"env: expected a dict of strings to strings, got {self.env!r:.60}")
+        self._check_types()
         self._check_script()
-        if self.hosts is not None and not isinstance(self.hosts, VirtualHosts):
-            raise TypeError(f"hosts: expected VirtualHosts(...) or None, got {self.hosts!r:.60}")
         self.nodes = parse_nodes(self._default_nodes() if self.nnodes is None else self.nnodes)
         self._check_agents()
         self._check_workers()
@@ -75,6 +70,13 @@ class Settings:
         return self.nodes[0] != self.nodes[1]
 
     @property
+    def dynamic(self) -> bool:
+        """Whether ranks are given at the rendezvous, not by the nodes' own ranks."""
+        if self.rdzv_backend is not None:
+            return self.rdzv_backend != "static"
+        return self.elastic or self.rdzv_store == "apart" or bool(self.rdzv_endpoint)
+
+    @property
     def num_agents(self) -> int:
         """How many agents are started at first."""
         return 1 if self.node_rank is not None else self.agents or self.nodes[1]
@@ -85,10 +87,7 @@ class Settings:
 
     def conf(self) -> dict[str, Any]:
         """`rdzv_conf` as a dict."""
-        if not isinstance(self.rdzv_conf, str):
-            return dict(self.rdzv_conf)
-        pairs = [pair.partition("=") for pair in self.rdzv_conf.split(",") if pair.strip()]
-        return {key.strip(): value.strip() for key, _, value in pairs}
+        return checks.parse_conf(self.rdzv_conf)
 
     def nproc(self, host: int) -> int | str:
         """--nproc-per-node of the agent on this host."""
@@ -110,6 +109,26 @@ class Settings:
             return len(self.nproc_per_node)
         return self.hosts.num_hosts if self.hosts is not None else 1
 
+    def _check_types(self) -> None:
+        self.script = checks.text_of_path("script", self.script)
+        self.script_args = tuple(map(str, self.script_args))
+        if bad := [text for text in self.script_args if "\0" in text]:
+            raise ValueError(f"script_args: no program can be given a NUL character, got {bad[0]!r:.60}")
+        if self.log_dir is not None:
+            self.log_dir = checks.text_of_path("log_dir", self.log_dir)
+            checks.check_directory("log_dir", self.log_dir)
+        check_type("module", self.module, bool, "True or False")
+        for name in ("rdzv_backend", "rdzv_endpoint", "master_addr"):
+            if getattr(self, name) is not None:
+                check_type(name, getattr(self, name), str, "text or None")
+        if self.env is not None:
+            checks.check_env(self.env)
+        if self.names is not None:
+            check_type("names", self.names, Mapping, "a dict of paths to what to print for them, or None")
+        if self.hosts is not None:
+            check_type("hosts", self.hosts, VirtualHosts, "VirtualHosts(...) or None")
+        self.conf()
+
     def _check_script(self) -> None:
         if not self.module:
             if not Path(self.script).is_file():
@@ -117,16 +136,8 @@ class Settings:
                     f"script: there is no file {self.script!r} in {os.getcwd()}; check the path. (A module, as in "
                     "`python -m name`, is started with module=True.)"
                 )
-            return
-        try:
-            found = importlib.util.find_spec(self.script)
-        except (ImportError, ValueError):
-            found = None
-        if found is None and not Path(*self.script.split(".")).with_suffix(".py").is_file():
-            raise ModuleNotFoundError(
-                f"module: Python finds no module {self.script!r}; check its name, and that it is installed or below "
-                f"{os.getcwd()}"
-            )
+        else:
+            checks.check_module(self.script)
 
     def _check_agents(self) -> None:
         most = self.nodes[1]
@@ -188,11 +199,8 @@ class Settings:
                 'use "c10d"'
             )
         for name in ("timeout", "rdzv_timeout", "deadline"):
-            value = getattr(self, name)
-            if value is None and name == "deadline":
-                continue
-            if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
-                raise ValueError(f"{name}: expected a positive number of seconds, got {value!r}")
+            if name != "deadline" or self.deadline is not None:
+                checks.check_seconds(name, getattr(self, name))
         if not self.rdzv_timeout < threading.TIMEOUT_MAX:
             raise ValueError(
                 f"rdzv_timeout: torchrun wants an end to the waiting; expected a finite number of seconds, such as "
@@ -201,17 +209,18 @@ class Settings:
         if self.master_port is not None:
             whole("master_port", self.master_port, 1, 65535)
         endpoint_host, _, port = (self.rdzv_endpoint or "").rpartition(":")
-        if self.rdzv_endpoint and not (endpoint_host and port.isdigit()) and self.rdzv_backend != "etcd":
+        if self.rdzv_endpoint is not None and not (endpoint_host and port.isdecimal() and int(port) <= 65535):
             raise ValueError(
                 f"rdzv_endpoint: expected host:port such as 'node0:29400', got {self.rdzv_endpoint!r}"
             )
-        for name, host in (("master_addr", self.master_addr), ("rdzv_endpoint", endpoint_host)):
+        places = {"master_addr": self.master_addr, "rdzv_endpoint": endpoint_host}
+        places["local_addr"] = self.options.get("local_addr")
+        if self.node_rank is not None and self.dynamic and not places["local_addr"]:
+            places["local_addr: not given, so torchrun takes this machine's host name"] = socket.gethostname()
+        for name, host in places.items():
             if host:
-                check_resolves(name, host.strip("[]"))
+                check_resolves(name, str(host).strip("[]"))
 
     def _check_words(self) -> None:
         if self.show not in SHOW:
             raise ValueError(f"show: expected one of {', '.join(map(repr, SHOW))}, got {self.show!r}")
-        for name, value in (self.env or {}).items():
-            if not isinstance(name, str) or not isinstance(value, str):
-                raise TypeError(f"env: expected strings, got {name!r}: {value!r}; write numbers as strings")

@@ -8,6 +8,7 @@ from typing import Any
 
 from course_lib.runtime.errors import LaunchError
 from course_lib.runtime.hosts import VirtualHosts
+from course_lib.runtime.torchrun.checks import check_type
 from course_lib.runtime.torchrun.job import TorchrunJob
 from course_lib.runtime.torchrun.result import TorchrunResult
 from course_lib.runtime.torchrun.settings import Settings
@@ -77,6 +78,7 @@ def torchrun(
     TorchrunError if the nodes do not find each other or an agent ends; ValueError, TypeError, FileNotFoundError and
     ModuleNotFoundError for wrong arguments, before anything starts. Whatever happens, no agent or worker is left.
     """
+    check_type("check", check, bool, "True or False")
     try:
         with start_torchrun(script, *script_args, **settings) as job:
             return job.wait(check=check)
