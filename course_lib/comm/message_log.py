@@ -12,6 +12,7 @@ import mmap
 import struct
 import zlib
 from collections.abc import Sequence
+from numbers import Integral
 
 _NUM_NOTES = 64  # of each kind remembered for each rank: many more than are ever under way
 _NOTE = struct.Struct("<I i I 40s")  # number of the message, the other end, group, what
@@ -45,8 +46,13 @@ class MessageLog:
 
         Messages are numbered for each `channel`: two threads' would mix in another order on each rank.
 
-        Raises ValueError if the other end has noted something else for this message.
+        Raises ValueError if `peer` is none of `ranks`, or has noted something else for this message.
         """
+        if isinstance(peer, bool) or not isinstance(peer, Integral) or peer not in ranks:
+            argument = "send(dst)" if sends else "recv(src)"
+            raise ValueError(
+                f"rank {self._rank}: {argument}: expected a rank of the group, one of {list(ranks)}, got {peer!r}"
+            )
         if not self._on:
             return
         key = channel, tuple(ranks)

@@ -72,7 +72,7 @@ def rank_error(
         head = f"rank {cause.rank} of {world_size} {_ending(code)}"
     else:
         code = None
-        what = f"{cause.exc_type}: {shortened(cause.exc_message)}"
+        what = _what(cause)
         head = f"rank {cause.rank} of {world_size} raised {what}"
     lines = [head, ""]
     if cause.frames:
@@ -90,11 +90,16 @@ def rank_error(
         "\n".join(lines).rstrip(),
         rank=cause.rank,
         exc_type=cause.exc_type,
-        exc_message=cause.exc_message or _ending(code or 0),
+        exc_message=_ending(code or 0) if died else cause.exc_message,
         traceback=cause.traceback,
         exitcode=code,
         output=outputs[cause.rank],
     )
+
+
+def _what(failure: Failure) -> str:
+    """As Python's own last line: an exception that says nothing has no colon."""
+    return failure.exc_type + (f": {shortened(failure.exc_message)}" if failure.exc_message else "")
 
 
 def _ending(code: int) -> str:
@@ -123,9 +128,7 @@ def _others(cause: Failure, failures: list[Failure], standings: dict[int, Standi
         elif is_consequence(own):
             texts[rank] = "disconnected when that rank was gone; only a victim"
         else:
-            texts[rank] = (
-                f"raised {own.exc_type}: {shortened(own.exc_message)}" if own.exc_type else "ended as well"
-            )
+            texts[rank] = f"raised {_what(own)}" if own.exc_type else "ended as well"
     if not texts:
         return []
     lines = [f"  {ranks_text(ranks)}: {text}" for text, ranks in grouped(texts)]

@@ -285,6 +285,19 @@ def test_causes_groups_and_long_texts() -> None:
     assert len(caught.value.exc_message) == 1_000_000
 
 
+def test_an_exception_that_says_nothing() -> None:
+    def work(comm):
+        if comm.rank == 1:
+            raise ValueError
+        comm.barrier()
+
+    with pytest.raises(RankError) as caught:
+        launch(work, world_size=2, show="none")
+    assert (caught.value.exc_type, caught.value.exc_message) == ("ValueError", "")
+    assert str(caught.value).startswith("rank 1 of 2 raised ValueError\n")
+    assert "exit code" not in str(caught.value)
+
+
 def test_a_function_that_closes_its_output() -> None:
     assert launch(lambda comm: sys.stdout.close(), world_size=1, show="none") == [None]
 
@@ -485,6 +498,21 @@ def test_the_ends_of_a_message_must_agree(talk, received: torch.Tensor) -> None:
     words = rf"(send of 4 x float32: rank \d receives {what}|recv of {what}: rank \d sends 4 x float32) \(message 1"
     with pytest.raises(RankError, match=words):
         launch(talk, torch.ones(4), received, world_size=2, show="none")
+
+
+@pytest.mark.parametrize("peer", [5, -1, 1.0, True])
+def test_the_other_end_must_be_a_rank_of_the_group(peer) -> None:
+    def work(comm):
+        said = []
+        for talk in (dist.send, dist.isend, dist.recv, dist.irecv) if comm.rank == 0 else ():
+            with pytest.raises(ValueError) as caught:
+                talk(torch.ones(3), peer)
+            said.append(str(caught.value))
+        return said
+
+    said = launch(work, world_size=2, timeout=5, show="none")[0]
+    assert said[0] == said[1] == f"rank 0: send(dst): expected a rank of the group, one of [0, 1], got {peer!r}"
+    assert said[2] == said[3] == said[0].replace("send(dst)", "recv(src)")
 
 
 def test_messages_of_different_groups_runs_and_peers_are_not_mixed_up() -> None:
