@@ -151,10 +151,14 @@ def _share(text: str) -> float:
     return float(text)
 
 
-def _whole(least: int) -> Any:
+def _whole(least: int, most: int = 2**63 - 1) -> Any:
+    """From `least` to `most`; torch's numbers, such as seeds, have 64 bits."""
+
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"expected a whole number, {least} or more, got {text!r}")
+        if int(text) > most:
+            raise argparse.ArgumentTypeError(f"expected a whole number, at most {most}, got {text!r}")
         return int(text)
 
     return number

@@ -194,6 +194,7 @@ def test_options_with_underscores_or_hyphens() -> None:
         ("--batch_size 0", "expected a whole number, 1 or more, got '0'"),
         ("--dropout nan", "expected a number from 0 to 1, got 'nan'"),
         ("--dropout 1.5", "expected a number from 0 to 1, got '1.5'"),
+        ("--seed 99999999999999999999999", "expected a whole number, at most 9223372036854775807, got '9999"),
         ("--total_epochs ten", "expected a whole number, 0 or more, got 'ten'"),
         ("--resume maybe", "invalid choice: 'maybe'"),
     ],

@@ -39,6 +39,7 @@ from course_lib.parallel.trainer import (
     recovery,
     snapshot,
 )
+from course_lib.parallel.trainer.epochs import train_resumably
 from course_lib.parallel.trainer.preemption import StopSignal
 from course_lib.parallel.trainer.process_group import fresh_part, process_group
 
@@ -327,11 +328,79 @@ def test_another_trainings_snapshot_is_refused(tmp_path, other, words) -> None:
     )
 
 
+def without(state: dict, name: str) -> dict:
+    return {key: value for key, value in state.items() if key != name}
+
+
+FOREIGN: dict[str, tuple[Callable[[dict], Any], str]] = {
+    "a list": (lambda s: [s], "expected a dict, got <class 'list'>"),
+    "no rng": (lambda s: without(s, "rng"), "it has no 'rng'"),
+    "no progress": (lambda s: without(s, "progress"), "it has no 'progress'"),
+    "no world size": (lambda s: without(s, "world_size"), "it has no 'world_size'"),
+    "a world size in words": (lambda s: s | {"world_size": "two"}, "'world_size' is a str"),
+    "another progress": (
+        lambda s: s | {"progress": s["progress"] | {"lap": 1}},
+        "its 'progress' or its 'rng'",
+    ),
+    "empty generators": (lambda s: s | {"rng": [{}]}, "its 'progress' or its 'rng'"),
+    "other generators": (lambda s: s | {"rng": [dict.fromkeys(("torch", "python", "numpy"), 1)]}, "expected"),
+}
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+@pytest.mark.parametrize("which", FOREIGN)
+def test_a_whole_but_foreign_snapshot_is_refused_before_it_is_loaded(tmp_path, which, resume) -> None:
+    change, words = FOREIGN[which]
+    path = tmp_path / "s.pt"
+    with process_group() as comm, under_torchrun("job", 0):
+        run(comm, path, 1)
+        snapshot.write(path, snapshot.pack(change(snapshot.read(path).state)))
+        trainer = make(comm, path, resume=resume)
+        before = {name: value.clone() for name, value in trainer.bare_model.state_dict().items()}
+        if resume == "never" and which == "a list":  # it is nobody's, and set aside
+            assert trainer.fit(1).epoch == 1
+            return
+        with pytest.raises(snapshot.SnapshotError, match=f"rank 0: the snapshot does not fit: .*{words}"):
+            trainer.fit(2)
+        if which != "other generators":
+            assert not differences(trainer.bare_model.state_dict(), before)
+
+
+def test_another_batch_size_is_said(tmp_path, capsys) -> None:
+    with process_group() as comm:
+        run(comm, tmp_path / "s.pt", 1)
+        assert "batch size" not in capsys.readouterr().out
+        run(comm, tmp_path / "s.pt", 2, batch_size=5)
+    assert "batch size 5 instead of 3 on each rank, from here on" in capsys.readouterr().out
+
+
+def test_train_resumably_refuses_what_it_did_not_write(tmp_path) -> None:
+    path, model = tmp_path / "s.pt", MLP()
+
+    def train(optimizer: str, net: torch.nn.Module = model, num_epochs: int = 1) -> None:
+        train_resumably(path, net, OPTIMIZERS[optimizer](net.parameters()), num_epochs, lambda epoch: None)
+
+    train("sgd")
+    with pytest.raises(
+        snapshot.SnapshotError, match=r"expected .*'AdamW'.*, got .*'SGD'.*Give the same model"
+    ):
+        train("adam")
+    with pytest.raises(snapshot.SnapshotError, match=r"s\.pt: the snapshot does not fit: .*Error"):
+        train("sgd", DigitsCNN(3))
+    train("sgd", num_epochs=2)
+    with process_group() as comm:
+        run(comm, tmp_path / "trainer.pt", 1)
+    path = tmp_path / "trainer.pt"
+    with pytest.raises(snapshot.SnapshotError, match=r"is another training's: expected .*'train_resumably'"):
+        train("sgd")
+
+
 def test_arguments_are_checked(tmp_path) -> None:
     with process_group() as comm:
         for options, words in (
             ({"batch_size": 0}, "batch_size: expected a whole number, 1 or more, got 0"),
             ({"batch_size": 2.5}, "batch_size: expected a whole number, 1 or more, got 2.5"),
+            ({"batch_size": "16"}, "batch_size: expected a whole number, 1 or more, got '16'"),
             ({"save_every": 0}, "save_every: expected a whole number, 1 or more, got 0"),
             ({"save_every_steps": -1}, "save_every_steps: expected a whole number, 1 or more, got -1"),
             ({"resume": "yes"}, "resume: expected one of auto, never, must, got 'yes'"),

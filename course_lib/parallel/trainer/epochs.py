@@ -13,8 +13,11 @@ import torch
 from torch import nn
 
 from course_lib.parallel.trainer import rng, snapshot
+from course_lib.parallel.trainer.fits import check_fits, refused
 
 _CPU = torch.device("cpu")
+_PARTS = {"next_epoch": int, "model": dict, "optimizer": dict, "rng": dict}
+_OTHER = "Give the same model and optimizer as before, or another path."
 
 
 def train_resumably(
@@ -40,6 +43,7 @@ def train_resumably(
 def _save(path: Path | str, model: nn.Module, optimizer: torch.optim.Optimizer, next_epoch: int) -> None:
     """All that the next epoch depends on."""
     state = {
+        "kinds": {"loop": "train_resumably", "optimizer": type(optimizer).__name__},
         "next_epoch": next_epoch,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -53,7 +57,10 @@ def _load(path: Path | str, model: nn.Module, optimizer: torch.optim.Optimizer) 
     found = snapshot.latest(path)
     if found is None:
         return 0
-    model.load_state_dict(found.state["model"])
-    optimizer.load_state_dict(found.state["optimizer"])
-    rng.restore(found.state["rng"], _CPU)  # last: loading itself may draw
+    kinds = {"loop": "train_resumably", "optimizer": type(optimizer).__name__}
+    check_fits(found.state, _PARTS, kinds, str(found.path), _OTHER)
+    with refused(str(found.path), _OTHER):
+        model.load_state_dict(found.state["model"])
+        optimizer.load_state_dict(found.state["optimizer"])
+        rng.restore(found.state["rng"], _CPU)  # last: loading itself may draw
     return found.state["next_epoch"]

@@ -15,11 +15,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.trainer import rng, shared, snapshot
+from course_lib.parallel.trainer.fits import check_fits, refused
 from course_lib.parallel.trainer.journal import Journal, run_id
 from course_lib.parallel.trainer.snapshot import SnapshotError
 
 Resume = Literal["auto", "never", "must"]
 _OTHER = "Give the same model, optimizer, scheduler and data as before, or begin anew with `--resume never`."
+
+_PARTS: dict[str, Any] = {
+    "world_size": int,
+    "progress": dict,
+    "model": dict,
+    "optimizer": dict,
+    "sampler": dict,
+}
+_PARTS |= {"scheduler": dict | None, "rng": list}
 
 
 @dataclass
@@ -79,29 +89,30 @@ class Resumable:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`, perhaps with another number of ranks. SnapshotError if it is another training's."""
-        if state.get("kinds") != self._kinds():
-            raise SnapshotError(
-                f"rank {self.comm.rank}: the snapshot is another training's: expected {self._kinds()}, "
-                f"got {state.get('kinds')}. {_OTHER}"
-            )
-        try:
+        self._check_fits(state)
+        with refused(f"rank {self.comm.rank}", _OTHER):
             self.bare_model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.sampler.load_state_dict(state["sampler"])
-        except (KeyError, RuntimeError, ValueError) as error:
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
+            self.progress = Progress(**state["progress"])
+            if self.comm.rank < len(state["rng"]):
+                rng.restore(state["rng"][self.comm.rank], self.comm.device)
+            else:  # a rank that was not there then
+                rng.seed_all(self.seed, self.comm.rank, self.progress.samples)
+
+    def _check_fits(self, state: Any) -> None:
+        """Raise SnapshotError if `state` is none of this training. Nothing has been loaded then."""
+        who = f"rank {self.comm.rank}"
+        check_fits(state, _PARTS, self._kinds(), who, _OTHER)
+        expected = {field.name for field in dataclasses.fields(Progress)}
+        if set(state["progress"]) != expected or not all(map(rng.is_state, state["rng"])):
             raise SnapshotError(
-                f"rank {self.comm.rank}: the snapshot does not fit: {error}. {_OTHER}"
-            ) from error
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        self.progress = Progress(**state["progress"])
-        if self.comm.rank < len(state["rng"]):
-            rng.restore(state["rng"][self.comm.rank], self.comm.device)
-        else:  # a rank that was not there then
-            rng.seed_all(self.seed, self.comm.rank, self.progress.samples)
+                f"{who}: the snapshot does not fit: its 'progress' or its 'rng' is not as a Trainer writes it. {_OTHER}"
+            )
 
     def _kinds(self) -> dict[str, str]:
-        """What torch would not notice: SGD's state loads into Adam, and fails in the next step."""
         return {"optimizer": type(self.optimizer).__name__, "scheduler": type(self.scheduler).__name__}
 
     # --- to the disk
@@ -154,12 +165,13 @@ class Resumable:
             rng.seed_all(self.seed, self.comm.rank, 0)
         else:
             state = snapshot.unpack(data)
+            self._check_fits(state)
             self.warm_up()
             self.load_state_dict(state)
             self._saved = Progress(**state["progress"])
             self.journal.event("snapshot loaded", epoch=self.progress.epoch, step=self.progress.step)
             self.say(f"resumed from snapshot epoch {self.progress.epoch}, step {self.progress.step}")
-            self._say_what_changed(state["world_size"])
+            self.say_what_changed(state)
         self.journal.begin(self.progress.epoch, self.progress.step, self.comm.world_size)
 
     def warm_up(self) -> None:
@@ -200,10 +212,11 @@ class Resumable:
             found = snapshot.latest(self.snapshot_path)
         except SnapshotError:
             return False
-        return found is not None and found.state.get("run") == run_id()
+        return found is not None and isinstance(found.state, dict) and found.state.get("run") == run_id()
 
-    def _say_what_changed(self, old_size: int) -> None:
-        new_size = self.comm.world_size
+    def say_what_changed(self, state: dict[str, Any]) -> None:
+        """Between the process that wrote `state` and this one, as far as it matters to what follows."""
+        old_size, new_size = state["world_size"], self.comm.world_size
         if new_size != old_size:
             joined = ", ".join(map(str, range(old_size, new_size)))
             self.say(

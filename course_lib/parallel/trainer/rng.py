@@ -27,6 +27,11 @@ def capture(device: torch.device) -> dict[str, Any]:
     return state
 
 
+def is_state(value: Any) -> bool:
+    """Whether `value` looks like what `capture` returns."""
+    return isinstance(value, dict) and {"torch", "python", "numpy"} <= set(value)
+
+
 def restore(state: dict[str, Any], device: torch.device) -> None:
     """Undo what was drawn since `capture`. A GPU's generator only if there is one here and there was one then."""
     torch.set_rng_state(state["torch"])

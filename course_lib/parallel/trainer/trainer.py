@@ -123,6 +123,15 @@ class Trainer(Resumable):
         self.loss_fn(self.model(inputs.to(self.comm.device)), targets.to(self.comm.device)).backward()
         self.optimizer.zero_grad()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What `Resumable` keeps, and the batch size, so that another one can be said."""
+        return super().state_dict() | {"batch_size": self.batch_size}
+
+    def say_what_changed(self, state: dict[str, Any]) -> None:
+        super().say_what_changed(state)
+        if (before := state.get("batch_size", self.batch_size)) != self.batch_size:
+            self.say(f"batch size {self.batch_size} instead of {before} on each rank, from here on")
+
     # --- one epoch
 
     def _train_epoch(self, stop: StopSignal) -> None:
@@ -212,8 +221,7 @@ class Trainer(Resumable):
                 f"sampler: expected a DistributedSampler of course_lib.parallel.sampler, got {type(sampler)}, which "
                 "cannot say how far into an epoch it has come"
             )
-        made_for = sampler.rank, sampler.num_replicas
-        if made_for != (rank, self.comm.world_size):
+        if (made_for := (sampler.rank, sampler.num_replicas)) != (rank, self.comm.world_size):
             raise ValueError(
                 f"rank {rank}: sampler: expected one for rank {rank} of {self.comm.world_size}, "
                 f"got one for rank {made_for[0]} of {made_for[1]}"
