@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from course_lib.classroom.checks import check, show_solution
 from course_lib.classroom.checks.catalogue import CATALOGUE
@@ -55,6 +56,26 @@ def without_the_hook(self, parameter):
         if bucket.num_missing:
             break
         bucket.sum = bucket.sum or self.comm.all_reduce(bucket.flat, async_op=True)
+
+
+@right("bucketing")
+def with_torchs_own(self, parameter):
+    put(self, parameter)
+    for bucket in self.buckets:
+        if bucket.num_missing:
+            break
+        bucket.sum = bucket.sum or dist.all_reduce(bucket.flat, async_op=True)
+
+
+class BroughtBack:
+    """A sum that is made in other memory."""
+
+    def __init__(self, handle, source, flat):
+        self.handle, self.source, self.flat = handle, source, flat
+
+    def wait(self):
+        self.handle.wait()
+        self.flat.copy_(self.source[: len(self.flat)])
 
 
 @fault(
@@ -225,6 +246,72 @@ def never_starts(self, parameter):
     put(self, parameter)
 
 
+@fault(
+    "bucketing",
+    "backward is over, and bucket 0 of 4 has not left: its bucket.num_missing is 2, though all of its",
+)
+def never_counts_down(self, parameter):
+    bucket = next(bucket for bucket in self.buckets if parameter in bucket.views)
+    missing = bucket.num_missing
+    put(self, parameter)
+    bucket.num_missing = missing
+    leave_in_turn(self)
+
+
+@fault(
+    "bucketing",
+    "wrong gradient of ",
+    "it was divided by the number of ranks, 2: divide by self.num_contributing, which is smaller inside join()",
+    "(2 ranks, self.num_contributing is 1, as where one rank is the last with data)",
+)
+def divides_by_the_world_size(self, parameter):
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad * self.num_contributing / self.comm.world_size
+    by_the_public_names(self, parameter)
+
+
+@fault(
+    "bucketing",
+    "wrong gradient of ",
+    "it was divided by the number of ranks, 2",
+    "self.num_contributing is 1",
+)
+def averages_on_the_way(self, parameter):
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad * self.num_contributing
+    put(self, parameter)
+    for bucket in self.buckets:
+        if bucket.num_missing:
+            break
+        bucket.sum = bucket.sum or self.comm.all_reduce(bucket.flat, "avg", async_op=True)
+
+
+@fault("bucketing", "right averages, but rank 0 waits for an all-reduce inside your function")
+def waits_with_torchs_own(self, parameter):
+    put(self, parameter)
+    for bucket in self.buckets:
+        if bucket.num_missing:
+            break
+        if bucket.sum is None:
+            bucket.sum = dist.all_reduce(bucket.flat, async_op=True)
+            bucket.sum.wait()
+
+
+@fault(
+    "bucketing",
+    "right averages, but rank 0 called all_reduce of 22 x float64",
+    "where the buckets are an all_reduce of 20 x float64, all_reduce of 20 x float64, all_reduce of 40 x float64 and",
+)
+def sends_more_than_the_bucket(self, parameter):
+    put(self, parameter)
+    for bucket in self.buckets:
+        if bucket.num_missing:
+            break
+        if bucket.sum is None:
+            longer = torch.cat([bucket.flat, bucket.flat[:2]])
+            bucket.sum = BroughtBack(self.comm_hook(self.comm, longer), longer, bucket.flat)
+
+
 @fault("bucketing", "your function takes (parameter); the exercise calls it with (self, parameter)")
 def no_self(parameter):
     parameter.grad.zero_()
@@ -324,10 +411,24 @@ def in_blocks(length, num_replicas, rank, *, epoch, seed, shuffle, drop_last):
 @fault(
     "sampler",
     "rank 0 got [0, 1, 2, 3, 4, 5, …] where [",
-    "nothing is shuffled (length=12, num_replicas=1, shuffle=True",
+    "not shuffled although shuffle=True (length=12, num_replicas=1, ",
 )
 def never_shuffled(length, num_replicas, rank, *, epoch, seed, shuffle, drop_last):
     return dealt(permuted(length, epoch, seed, False), num_replicas, rank, drop_last)
+
+
+@fault(
+    "sampler",
+    "rank 0 got [",
+    "is right: shuffled although shuffle=False (length=12, num_replicas=1, shuffle=F",
+)
+def always_shuffled(length, num_replicas, rank, *, epoch, seed, shuffle, drop_last):
+    return dealt(permuted(length, epoch, seed, True), num_replicas, rank, drop_last)
+
+
+@fault("sampler", "rank 0 got [11, 10, ", "is right: that is another order although shuffle=False")
+def from_the_end(length, num_replicas, rank, *, epoch, seed, shuffle, drop_last):
+    return dealt(permuted(length, epoch, seed, shuffle)[::-1], num_replicas, rank, drop_last)
 
 
 @fault(
@@ -444,6 +545,20 @@ def by_gathering(comm, loss_sum, count):
     counts = torch.empty(comm.world_size)
     comm.all_gather(counts, torch.tensor([float(count)]))
     return comm.world_size * loss_sum / counts.sum()
+
+
+@right("weighted_loss")
+def with_torchs_own_sum(comm, loss_sum, count):
+    total = torch.tensor(count)
+    dist.all_reduce(total)
+    return dist.get_world_size() * loss_sum / total
+
+
+@right("weighted_loss")
+def with_torchs_own_gathering(comm, loss_sum, count):
+    counts = [torch.empty(1) for _ in range(comm.world_size)]
+    dist.all_gather(counts, torch.tensor([float(count)]))
+    return comm.world_size * loss_sum / sum(counts).item()
 
 
 @right("weighted_loss")

@@ -15,11 +15,13 @@ import torch
 
 from course_lib import RanksHung, torchrun
 from course_lib.classroom import scripts
-from course_lib.classroom.checks import check, hint, port_launcher, show_solution
+from course_lib.classroom.checks import check, hint, show_solution
 from course_lib.classroom.checks.catalogue import CATALOGUE
 from course_lib.classroom.checks.guidance import close_hints
 from course_lib.classroom.checks.hints import HINTS
-from course_lib.classroom.checks.port_launcher import OLD_SCRIPT, explain, judge_output, written_world_sizes
+from course_lib.classroom.checks.port_launcher import OLD_SCRIPT, explain, written_world_sizes
+from course_lib.classroom.checks.port_launcher_judge import judge_output
+from course_lib.parallel.sampler import sampler_indices
 from course_lib.plan.ranks import RANK_VARIABLES, worker_ranks
 from course_lib.runtime.errors import RankError
 from tests.classroom.planted import Planted
@@ -209,6 +211,23 @@ def writes_the_world_size_down(old):
     )
 
 
+@fault(
+    "port_launcher",
+    'rank 1 takes 1 for its local rank, which is 0: read os.environ["LOCAL_RANK"] (torchrun, 2 nodes with 1 + 2',
+    "with 2 + 1 it was right)",
+)
+def the_rank_modulo_two(old):
+    return with_line('int(os.environ["LOCAL_RANK"])', 'int(os.environ["RANK"]) % 2')
+
+
+@fault(
+    "port_launcher",
+    "'ported.py' is the name of a file, not a script: put Path(...) around it, Path(\"ported.py\")",
+)
+def a_name(old):
+    return "ported.py"
+
+
 @fault("port_launcher", "Python cannot read the script: ", "in line 11")
 def no_python(old):
     return with_line("def main():", "def main(:")
@@ -224,7 +243,7 @@ def printed() -> dict[int, str]:
     """By rank, what a right script prints."""
     line = "rank {} of 3, local rank {}, epoch {}: {}, sum 66"
     ranks = {0: 0, 1: 1, 2: 0}
-    deal = lambda rank, epoch: port_launcher.sampler_indices(12, 3, rank, epoch=epoch)
+    deal = lambda rank, epoch: sampler_indices(12, 3, rank, epoch=epoch)
     return {
         rank: "".join(line.format(rank, local, epoch, deal(rank, epoch)) + "\n" for epoch in range(3))
         for rank, local in ranks.items()
@@ -253,15 +272,30 @@ PRINTED_FAULTS = [
 
 
 def test_what_a_right_script_prints_passes(printed):
-    assert judge_output(printed) == ""
-    assert judge_output({r: text.replace("sum 66", "sum tensor(66)") for r, text in printed.items()}) == ""
+    assert judge_output(printed, [2, 1]) == ""
+    assert (
+        judge_output({r: text.replace("sum 66", "sum tensor(66)") for r, text in printed.items()}, [2, 1])
+        == ""
+    )
 
 
 @pytest.mark.parametrize("old, new, said", PRINTED_FAULTS)
 def test_a_fault_in_what_is_printed_is_named(printed, old, new, said):
     wrong = {rank: re.sub(old, new, text) for rank, text in printed.items()}
     assert wrong != printed
-    assert judge_output(wrong).startswith(said)
+    assert judge_output(wrong, [2, 1]).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda rank: rank % 2, lambda rank: rank % [1, 2, 2][rank], lambda rank: rank]
+)
+def test_a_local_rank_computed_from_the_rank_alone_is_wrong_in_one_of_the_layouts(printed, wrong):
+    told = {
+        rank: re.sub(r"local rank \d", f"local rank {wrong(rank)}", text) for rank, text in printed.items()
+    }
+    assert judge_output(told, [1, 2]) == (
+        'rank 1 takes 1 for its local rank, which is 0: read os.environ["LOCAL_RANK"]'
+    )
 
 
 def test_a_forgotten_set_epoch_is_named(printed):
@@ -269,7 +303,9 @@ def test_a_forgotten_set_epoch_is_named(printed):
     stuck = {
         r: "\n".join(line.replace("epoch 0", f"epoch {e}") for e in range(3)) for r, line in first.items()
     }
-    assert judge_output(stuck).startswith("right ranks, but every epoch has the same order of samples")
+    assert judge_output(stuck, [2, 1]).startswith(
+        "right ranks, but every epoch has the same order of samples"
+    )
 
 
 @pytest.mark.parametrize(
@@ -349,6 +385,51 @@ def test_workers_that_wait_for_each_other_are_explained():
     assert explain(NEW_SCRIPT, RanksHung("", [], "")).startswith(
         "it does not end. If it has no endless loop, the workers wait for each other"
     )
+
+
+@pytest.mark.parametrize(
+    "ranks, who",
+    [
+        (["barrier", "all_reduce", "all_reduce"], "rank 0 in barrier and ranks 1 and 2 in all_reduce"),
+        (["barrier", "", ""], "rank 0 in barrier and ranks 1 and 2 in none"),
+    ],
+)
+def test_workers_that_make_different_calls_are_named(ranks, who):
+    told = [f"waiting in {call}; its last line: 'x'" if call else "has ended" for call in ranks]
+    said = f"it does not end: the workers wait in calls of torch.distributed, {who}. Every rank must make the same"
+    assert explain(NEW_SCRIPT, RanksHung("", "", told)).startswith(said)
+
+
+def test_workers_that_wait_to_join_are_told_how():
+    told = ["has ended", "has ended", "waiting in init_process_group"]
+    assert "each must join with the job's WORLD_SIZE" in explain(NEW_SCRIPT, RanksHung("", "", told))
+
+
+_LEFT = "Ranks 1 and 2 left first, without an error, while others still waited there: every rank must"
+
+
+@pytest.mark.parametrize(
+    "message, whole, said",
+    [
+        (
+            "[/a/pair.cc:561] Connection closed by peer [127.0.0.1]:1. GLHF!",
+            f"rank 0 of 3 raised\n\n{_LEFT}",
+            "rank 0 lost the connection to another worker: ranks 1 and 2 left first, without an error. Every rank",
+        ),
+        (
+            "[/a/pair.cc:561] Read error [127.0.0.1]:1: Connection reset by peer. GLHF!",
+            "rank 0 of 3 raised",
+            "rank 0 lost the connection to another worker, though none failed by itself. Most likely two workers",
+        ),
+    ],
+)
+def test_a_lost_connection_is_a_consequence(message, whole, said):
+    error = RankError(whole, rank=0, exc_type="RuntimeError", exc_message=message, exitcode=1)
+    assert explain(NEW_SCRIPT, error).startswith(said)
+    error.traceback = "in init_process_group"
+    assert "Most likely two workers joined with the same rank" in explain(NEW_SCRIPT, error)
+    two = with_line('("gloo")', '("gloo", rank=int(os.environ["LOCAL_RANK"]), world_size=2)')
+    assert "A world size is written into the script; this job has 3" in explain(two, error)
 
 
 @pytest.mark.parametrize(

@@ -511,7 +511,9 @@ def test_the_other_end_must_be_a_rank_of_the_group(peer) -> None:
         return said
 
     said = launch(work, world_size=2, timeout=5, show="none")[0]
-    assert said[0] == said[1] == f"rank 0: send(dst): expected a rank of the group, one of [0, 1], got {peer!r}"
+    assert (
+        said[0] == said[1] == f"rank 0: send(dst): expected a rank of the group, one of [0, 1], got {peer!r}"
+    )
     assert said[2] == said[3] == said[0].replace("send(dst)", "recv(src)")
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from course_lib.classroom.checks.bucketing_judge import Backward, problem
+from course_lib.classroom.checks.meeting import hang
 from course_lib.classroom.checks.runs import RunExercise, Wrong, it_raised, run
 from course_lib.classroom.checks.verdict import Verdict, failed, plural
-from course_lib.classroom.checks.worlds import hang, worlds
 from course_lib.comm.board import Board
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.ddp import BucketedDDP
@@ -60,6 +64,7 @@ class Setting:
     num_layers: int  # in a bucket; the first holds one
     forward: Callable[[int, int], dict[str, bool]] = lambda rank, step: {}
     worlds: tuple[int, ...] = (2,)
+    num_contributing: int | None = None  # None: all ranks
 
     def where(self, world_size: int) -> str:
         return f"({plural(world_size, 'rank')}, {self.name})"
@@ -79,8 +84,24 @@ SETTINGS = (
         1,
         lambda rank, step: {"skip": rank % 2 == 1 and step == 1},
     ),
+    Setting(
+        "self.num_contributing is 1, as where one rank is the last with data", _Chain, 2, num_contributing=1
+    ),
     Setting("six layers", _Chain, 2, worlds=(3, 4)),
 )
+
+
+@contextmanager
+def _counted_waits() -> Iterator[list[Any]]:
+    """What is waited for inside: through the Communicator, or with torch's own calls."""
+    waited, wait = [], dist.Work.wait
+
+    def counted(work: Any, *args: Any, **kwargs: Any) -> Any:
+        waited.append(work)
+        return wait(work, *args, **kwargs)
+
+    with mock.patch.object(dist.Work, "wait", counted):
+        yield waited
 
 
 class _Watched(BucketedDDP):
@@ -97,18 +118,18 @@ class _Watched(BucketedDDP):
     def gradient_ready(self, parameter: nn.Parameter) -> None:
         number = next(i for i, bucket in enumerate(self.buckets) if parameter in bucket.views)
         self.log.came.append(number)
-        self.log.came_s.append(self.comm.now())
-        num_rows = len(self.comm.ledger)
+        self.log.came_s.append(time.monotonic())
         empty = (
             " (here parameter.grad is None: this rank has nothing to add)" if parameter.grad is None else ""
         )
         try:
-            self.learners(parameter)
+            with _counted_waits() as waits:
+                self.learners(parameter)
         except NotImplementedError:
             raise
         except Exception as error:
             raise Wrong(f"{it_raised(error)}{empty} {self.where}") from error
-        self.log.waited |= len(self.comm.ledger) > num_rows
+        self.log.waited |= bool(waits)
         for i, bucket in enumerate(self.buckets):
             if bucket.sum is not None and i not in self.log.left:
                 self.log.left[i] = len(self.log.came)
@@ -117,41 +138,47 @@ class _Watched(BucketedDDP):
         self.log.num_collectives = self._entered() - self._before
         stayed = [i for i, bucket in enumerate(self.buckets) if bucket.sum is None]
         if stayed:
-            how = (
+            raise Wrong(
+                f"backward is over, and bucket {stayed[0]} of {len(self.buckets)} has not left: "
+                f"{self._why_not(stayed)} {self.where}"
+            )
+        super().average_gradients()
+        self.log.sums = self._board.collectives(self.comm.global_rank)[: self._entered() - self._before]
+
+    def _why_not(self, stayed: list[int]) -> str:
+        """Why the buckets with these numbers have not left."""
+        bucket = self.buckets[stayed[0]]
+        if self.log.num_collectives > len(self.buckets) - len(stayed):
+            return (
                 "the all-reduce has run to its end inside your function, or its handle is lost: start it with "
                 "async_op=True, which self.comm_hook does, and keep what it returns in bucket.sum"
-                if self.log.num_collectives
-                else "bucket.sum is None: start its all-reduce when its last gradient has come, and keep its handle"
             )
-            raise Wrong(
-                f"backward is over, and bucket {stayed[0]} of {len(self.buckets)} has not left: {how} {self.where}"
+        if bucket.num_missing != 0:
+            return (
+                f"its bucket.num_missing is {bucket.num_missing}, though all of its "
+                f"{plural(len(bucket.views), 'gradient')} have come: count it down by 1 with each, and start the "
+                "all-reduce at 0"
             )
-        num_rows = len(self.comm.ledger)
-        super().average_gradients()
-        self.log.rows = list(self.comm.ledger)[num_rows:]
+        return "bucket.sum is None: start its all-reduce when its last gradient has come, and keep its handle"
 
     def _entered(self) -> int:
+        return self._board.num_collectives(self.comm.global_rank)
+
+    @property
+    def _board(self) -> Board:
         assert isinstance(self.comm.board, Board)
-        return self.comm.board.num_collectives(self.comm.global_rank)
+        return self.comm.board
 
 
-def _train(comm: Communicator, fn: _GradientReady, setting: Setting) -> dict[int, list[Backward]]:
-    """World size -> this rank's backwards."""
-    kind = type("YourDDP", (_Watched,), {"learners": fn})
-    found = {}
-    for size, member in worlds(comm).items():
-        if size in setting.worlds:
-            member.meeting.barrier()
-            found[size] = _backwards(member.comm, kind, setting)
-    return found
-
-
-def _backwards(comm: Communicator, kind: Any, setting: Setting) -> list[Backward]:
+def _train(comm: Communicator, fn: _GradientReady, setting: Setting) -> list[Backward]:
+    """This rank's backwards."""
+    kind: Any = type("YourDDP", (_Watched,), {"learners": fn})
     torch.manual_seed(0)
     module = setting.model().double()
     caps = {"bucket_cap_mb": setting.num_layers * _LAYER_MB, "first_bucket_mb": _LAYER_MB}
     model = kind(module, comm, **caps, find_unused_parameters=True)
     model.where = setting.where(comm.world_size)
+    model.num_contributing = setting.num_contributing or comm.world_size
     names, found = {p: name for name, p in module.named_parameters()}, []
     for step in range(_NUM_STEPS):
         inputs = torch.randn(3, _WIDTH, dtype=torch.float64) + comm.rank + 1
@@ -161,7 +188,7 @@ def _backwards(comm: Communicator, kind: Any, setting: Setting) -> list[Backward
         alone = copy.deepcopy(module)
         alone(inputs, **setting.forward(comm.rank, step)).square().sum().backward()
         model(inputs, **setting.forward(comm.rank, step)).square().sum().backward()
-        model.log.keeps = keeps
+        model.log.keeps, model.log.num_contributing = keeps, model.num_contributing
         model.log.names = [names[p] for bucket in model.buckets for p in bucket.views]
         model.log.own = {key: _copied(p) for key, p in alone.named_parameters()}
         model.log.got = {key: _copied(p) for key, p in module.named_parameters()}
@@ -177,16 +204,14 @@ class Bucketing(RunExercise):
     """f(self, parameter): a BucketedDDP's `gradient_ready`."""
 
     def judge(self, fn: _GradientReady, timeout: float) -> Verdict:
-        logs = {}
-        for setting in SETTINGS:
-            # One launch for each: ranks that came to disagree in one could hang in the next.
-            results = run(_train, fn, setting, world_size=max(setting.worlds), timeout=timeout)
-            for size in setting.worlds:
-                logs[setting.name, size] = [results[rank][size] for rank in range(size)]
-                found = problem(logs[setting.name, size])
-                if found:
-                    return failed(f"{found[0]} {setting.where(size)}", found[1])
-        first = logs[SETTINGS[-1].name, 4][0][0]
+        # One launch for each: ranks that came to disagree in one could hang in the next, and in a launch of their own
+        # torch.distributed's calls mean the same ranks as `self.comm`.
+        for setting, size in [(one, size) for one in SETTINGS for size in one.worlds]:
+            results = run(_train, fn, setting, world_size=size, timeout=timeout)
+            found = problem(list(results))
+            if found:
+                return failed(f"{found[0]} {setting.where(size)}", found[1])
+        first = results[0][0]  # of six layers, on 4 ranks
         early = sum(count < len(first.came) for count in first.left.values())
         text = (
             "passed: the right averages on 1, 2, 3 and 4 ranks, also where two ranks compute in another order or "

@@ -141,6 +141,7 @@ def _known_orders(deal: Deal) -> dict[str, list[list[int]]]:
         "those are blocks, one after the other; torch deals like cards, rank r gets entries r, r + num_replicas, …": [
             blocks[rank * size :][:size] for rank in range(deal.num_replicas)
         ],
+        "shuffled although shuffle=False": replace(deal, shuffle=True).right(),
     }
     if deal.shuffle:
         known = {
@@ -150,7 +151,7 @@ def _known_orders(deal: Deal) -> dict[str, list[list[int]]]:
             "that is the order of seed 0; the generator's seed must be seed + epoch": replace(
                 deal, seed=0
             ).right(),
-            "nothing is shuffled": replace(deal, shuffle=False).right(),
+            "not shuffled although shuffle=True": replace(deal, shuffle=False).right(),
         }
     return known
 
@@ -167,6 +168,8 @@ def _recognise(deal: Deal, shares: list[list[int]], right: list[list[int]]) -> s
             return f"the padding must be the beginning of the shuffled order, {show(padding)}"
     if not deal.shuffle and not deal.drop_last and whole[: deal.length] == order[: deal.length]:
         return "the padding must be the beginning of the order, repeated if need be"
+    if not deal.shuffle and sorted(whole) == sorted(order):
+        return "that is another order although shuffle=False: deal 0, 1, 2, … as they come"
     if deal.drop_last and len(order) < deal.length:
         return "drop_last leaves out the end of the order"
     if deal.shuffle and deal.num_replicas == 1:

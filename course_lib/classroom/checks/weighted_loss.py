@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from course_lib.classroom.checks.meeting import hang, meeting
 from course_lib.classroom.checks.runs import RunExercise, Wrong, it_raised, it_returned, run
 from course_lib.classroom.checks.verdict import Verdict, failed, joined, plural
-from course_lib.classroom.checks.worlds import Member, hang, worlds
 from course_lib.comm.communicator import Communicator
 from course_lib.parallel.ddp import FlatDDP
 from course_lib.parallel.ddp.weighting import weighted_loss
@@ -50,19 +51,13 @@ class _Times(nn.Module):
         return self.weight * samples
 
 
-def _train(comm: Communicator, fn: Callable[..., Any], cases: tuple[Held, ...]) -> list[Outcome | None]:
-    """Each case in the world of its size; None where this rank is not in it."""
-    members = worlds(comm)
-    outcomes: list[Outcome | None] = []
-    for held in cases:
-        size = len(held)
-        outcomes.append(_step(members[size], fn, held) if size in members else None)
-    return outcomes
+def _train(comm: Communicator, fn: Callable[..., Any], cases: list[Held]) -> list[Outcome]:
+    meet = meeting(comm)
+    return [_step(comm, meet, fn, held) for held in cases]
 
 
-def _step(member: Member, fn: Callable[..., Any], held: Held) -> Outcome:
-    comm = member.comm
-    member.meeting.barrier()
+def _step(comm: Communicator, meet: Communicator, fn: Callable[..., Any], held: Held) -> Outcome:
+    meet.barrier()
     model, mine = FlatDDP(_Times(), comm), held[comm.rank]
     loss_sum = model(torch.tensor(mine, dtype=torch.float64)).sum()
     try:
@@ -71,7 +66,7 @@ def _step(member: Member, fn: Callable[..., Any], held: Held) -> Outcome:
         raise
     except Exception as error:
         raise Wrong(f"{it_raised(error)} {_where(held)}") from error
-    member.meeting.barrier()  # on a connection of its own: whoever sent too little waits here, not in the next message
+    meet.barrier()  # on a connection of its own: whoever sent too little waits here, not in the next message
     if not isinstance(loss, torch.Tensor):
         raise Wrong(
             f"{it_returned(loss)}; expected the loss, a tensor, so that backward() can run {_where(held)}"
@@ -94,10 +89,12 @@ class WeightedLoss(RunExercise):
     """f(comm, loss_sum, count) -> the loss on which DDP's backward gives the whole batch's gradient."""
 
     def judge(self, fn: Callable[..., Any], timeout: float) -> Verdict:
-        for cases in (CASES[:3], CASES[3:]):  # what is wrong on two ranks needs no four
-            results = run(_train, fn, cases, world_size=max(map(len, cases)), timeout=timeout)
+        # A launch for each world: in it torch.distributed's own calls mean the same ranks as `comm`.
+        for world_size, group in itertools.groupby(CASES, key=len):
+            cases = list(group)
+            results = run(_train, fn, cases, world_size=world_size, timeout=timeout)
             for number, held in enumerate(cases):
-                outcomes = [results[rank][number] for rank in range(len(held))]
+                outcomes = [outcomes[number] for outcomes in results]
                 text = _problem(held, outcomes)
                 if text:
                     lines = [f"rank {rank}: returned {one.loss:g}" for rank, one in enumerate(outcomes)]

@@ -1,9 +1,8 @@
-"""Several worlds in one launch: the first n of the ranks, for n = 1, 2, …"""
+"""Where the grader meets the ranks of a launch, undisturbed by what a learner's function sends; and those that hang."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -13,26 +12,7 @@ from course_lib.comm.communicator import Communicator
 from course_lib.runtime.errors import LaunchError, RanksHung, ranks_text
 
 
-@dataclass(frozen=True)
-class Member:
-    """A rank in one world: `comm` is for the learner, on `meeting` the grader meets the same ranks undisturbed."""
-
-    comm: Communicator
-    meeting: Communicator
-
-
-def worlds(comm: Communicator) -> dict[int, Member]:
-    """World size -> this rank in it, for the worlds it is in, the smallest first."""
-    made: dict[int, Member] = {}
-    # From the largest: torch's name for a group holds how many groups a rank has made before.
-    for size in range(comm.world_size, 0, -1):
-        part = comm.subgroup(range(size))
-        if part is not None:
-            made[size] = Member(part, _another(part))
-    return dict(reversed(made.items()))
-
-
-def _another(comm: Communicator) -> Communicator:
+def meeting(comm: Communicator) -> Communicator:
     """The same ranks, on a connection of their own."""
     with comm.board.wait("subgroup"):
         group: Any = dist.new_group(list(comm.ranks), use_local_synchronization=True)
@@ -51,6 +31,4 @@ def hang(error: LaunchError) -> Verdict | None:
     if not waiting:
         return None
     who = joined([f"{ranks_text(ranks)} in {op}" for op, ranks in waiting.items()])
-    return failed(
-        f"it does not end: your function waits on {who}, and not all ranks of that world come there"
-    )
+    return failed(f"it does not end: your function waits on {who}, and not all ranks come there")
