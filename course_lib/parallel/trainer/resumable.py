@@ -24,12 +24,14 @@ _OTHER = "Give the same model, optimizer, scheduler and data as before, or begin
 
 _PARTS: dict[str, Any] = {
     "world_size": int,
+    "batch_size": int,
     "progress": dict,
     "model": dict,
     "optimizer": dict,
+    "scheduler": dict | None,
     "sampler": dict,
+    "rng": list,
 }
-_PARTS |= {"scheduler": dict | None, "rng": list}
 
 
 @dataclass
@@ -55,13 +57,14 @@ class Resumable:
         scheduler: torch.optim.lr_scheduler.LRScheduler | None,
         sampler: Any,
         comm: Communicator,
+        batch_size: int,
         snapshot_path: Path | str,
         resume: Resume,
         seed: int,
         journal: Journal | None,
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.sampler, self.comm = sampler, comm
+        self.sampler, self.comm, self.batch_size = sampler, comm, batch_size
         self.snapshot_path, self.resume, self.seed = Path(snapshot_path), resume, seed
         self.journal = journal or Journal(comm.rank)
         self.progress = Progress()
@@ -78,6 +81,7 @@ class Resumable:
         """All that the next step depends on, on every rank. All ranks call it: their generators are gathered."""
         return {
             "world_size": self.comm.world_size,
+            "batch_size": self.batch_size,
             "progress": dataclasses.asdict(self.progress),
             "model": self.bare_model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -171,7 +175,7 @@ class Resumable:
             self._saved = Progress(**state["progress"])
             self.journal.event("snapshot loaded", epoch=self.progress.epoch, step=self.progress.step)
             self.say(f"resumed from snapshot epoch {self.progress.epoch}, step {self.progress.step}")
-            self.say_what_changed(state)
+            self._say_what_changed(state)
         self.journal.begin(self.progress.epoch, self.progress.step, self.comm.world_size)
 
     def warm_up(self) -> None:
@@ -214,8 +218,11 @@ class Resumable:
             return False
         return found is not None and isinstance(found.state, dict) and found.state.get("run") == run_id()
 
-    def say_what_changed(self, state: dict[str, Any]) -> None:
-        """Between the process that wrote `state` and this one, as far as it matters to what follows."""
+    def _say_what_changed(self, state: dict[str, Any]) -> None:
+        if state["batch_size"] != self.batch_size:
+            self.say(
+                f"batch size {self.batch_size} instead of {state['batch_size']} on each rank, from here on"
+            )
         old_size, new_size = state["world_size"], self.comm.world_size
         if new_size != old_size:
             joined = ", ".join(map(str, range(old_size, new_size)))

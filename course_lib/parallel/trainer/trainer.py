@@ -83,8 +83,10 @@ class Trainer(Resumable):
         journal: Journal | None = None,
         grace_s: float = 20.0,
     ) -> None:
-        super().__init__(model, optimizer, scheduler, sampler, comm, snapshot_path, resume, seed, journal)
-        self.dataset, self.batch_size, self.loss_fn = dataset, batch_size, loss_fn
+        super().__init__(
+            model, optimizer, scheduler, sampler, comm, batch_size, snapshot_path, resume, seed, journal
+        )
+        self.dataset, self.loss_fn = dataset, loss_fn
         self.save_every, self.save_every_steps, self.grace_s = save_every, save_every_steps, grace_s
         self.losses: list[float] = []
         self.stopped = self._ready = False
@@ -122,15 +124,6 @@ class Trainer(Resumable):
         self.model.train()
         self.loss_fn(self.model(inputs.to(self.comm.device)), targets.to(self.comm.device)).backward()
         self.optimizer.zero_grad()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What `Resumable` keeps, and the batch size, so that another one can be said."""
-        return super().state_dict() | {"batch_size": self.batch_size}
-
-    def say_what_changed(self, state: dict[str, Any]) -> None:
-        super().say_what_changed(state)
-        if (before := state.get("batch_size", self.batch_size)) != self.batch_size:
-            self.say(f"batch size {self.batch_size} instead of {before} on each rank, from here on")
 
     # --- one epoch
 

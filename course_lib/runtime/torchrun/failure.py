@@ -43,15 +43,7 @@ def worker_error(
 
     `kept`: where the log files are. `passed`: the limit that ended the job, if the agents still waited for others.
     """
-    failures = {
-        w.rank: _failure(w, settings)
-        for w in workers
-        if w.exit_code not in (0, None) and not w.ended_by_agent
-    }
-    if not failures:  # all were ended by an agent that says that one of them failed
-        failures = {w.rank: _failure(w, settings) for w in workers if w.exit_code not in (0, None)}
-    if not failures:
-        failures = {w.rank: _failure(w, settings) for w in gone_by_itself(workers)}
+    failures = {w.rank: _failure(w, settings) for w in _failed(workers)}
     cause = first_cause(list(failures.values()))
     worker = next(w for w in workers if w.rank == cause.rank)
     head, what = f"rank {cause.rank} of {worker.world_size} ", ending(worker.exit_code)
@@ -83,6 +75,12 @@ def worker_error(
         exitcode=worker.exit_code,
         output=worker.output,
     )
+
+
+def _failed(workers: list[Worker]) -> list[Worker]:
+    failed = [w for w in workers if w.exit_code not in (0, None)]
+    # If all of these were ended by an agent: it says that one of them failed.
+    return [w for w in failed if not w.ended_by_agent] or failed or gone_by_itself(workers)
 
 
 def is_victim(error: RankError) -> bool:
