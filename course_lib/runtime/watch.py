@@ -95,7 +95,10 @@ def _peer(args: tuple, kwargs: dict) -> int | None:
     """The other end, as a global rank; None: anybody."""
     for name in ("group_dst", "group_src"):
         if kwargs.get(name) is not None:
-            return _group_ranks(args, kwargs)[kwargs[name]]
+            ranks, place = _group_ranks(args, kwargs), kwargs[name]
+            if place not in range(len(ranks)):
+                raise ValueError(f"{name}: expected 0…{len(ranks) - 1}, a rank of the group, got {place!r}")
+            return ranks[place]
     return args[1] if len(args) > 1 else kwargs.get("dst", kwargs.get("src"))
 
 

@@ -48,7 +48,10 @@ def test_the_best_bucket_is_named() -> None:
 
 def test_sizes_that_differ_less_than_their_steps_do_equally_well() -> None:
     figure = plot_bucket_sizes([(25, [0.9]), (1, [0.4, 0.5, 0.8]), (4, [0.6]), (0.25, [0.7])])
-    assert title(figure) == "Buckets of 0.25, 1 and 4 MiB do about equally well here: a step takes 500 ms at best"
+    assert (
+        title(figure)
+        == "Buckets of 0.25, 1 and 4 MiB do about equally well here: a step takes 500 ms at best"
+    )
 
 
 def test_buckets_that_are_slower_than_a_flat_buffer_are_not_called_best() -> None:

@@ -517,6 +517,14 @@ def test_the_other_end_must_be_a_rank_of_the_group(peer) -> None:
     assert said[2] == said[3] == said[0].replace("send(dst)", "recv(src)")
 
 
+def test_a_place_in_the_group_that_is_none() -> None:
+    def work(comm):
+        with pytest.raises(ValueError, match=r"group_dst: expected 0…1, a rank of the group, got 5"):
+            dist.send(torch.ones(3), group_dst=5)
+
+    launch(work, world_size=2, timeout=5, show="none")
+
+
 def test_messages_of_different_groups_runs_and_peers_are_not_mixed_up() -> None:
     def work(comm, length):
         pair = comm.subgroup([0, 1]) if comm.rank < 2 else None

@@ -123,7 +123,7 @@ def plot_bucket_sizes(
     axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
     top = max([flat_s or 0, *map(max, steps)])
     axes.set(
-        xlabel="bucket_cap_mb (MiB)", ylabel="time of one step (median, and all of them)", ylim=(0, 1.1 * top)
+        xlabel="bucket_cap_mb (MiB)", ylabel="time of one step (bar: fastest to slowest)", ylim=(0, 1.1 * top)
     )
     style.seconds_axis(axes.yaxis)
     axes.grid(True)
