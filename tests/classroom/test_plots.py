@@ -258,6 +258,11 @@ def test_a_cluster_with_a_device_for_each_rank_says_devices():
     assert not [word for word in texts(figure) if "one machine" in word or "not a device" in word]
 
 
+def test_a_formula_that_holds_by_chance_is_not_shown():
+    for sizes in ([2, 1], [1, 2]):
+        assert not [word for word in texts(draw_cluster(places(sizes))) if word.startswith("rank = ")]
+
+
 def test_a_cluster_of_unknown_devices_claims_none():
     assert heading(draw_cluster(places([2, 2]))) == "2 nodes × 2 ranks each = 4 ranks"
     one = draw_cluster([{"rank": 0, "node": 0, "local_rank": 3, "device": "cuda:3"}])

@@ -138,9 +138,11 @@ def _notes(
 ) -> list[str]:
     """What the rows themselves show: the numbering, and where the processes really ran."""
     notes = []
-    per_node = max(len(rows) for rows in nodes.values())
-    if len(nodes) > 1 and all(row["rank"] == row["node"] * per_node + row["local_rank"] for row in places):
-        notes.append(f"rank = node × {per_node} + local_rank")
+    sizes = {len(rows) for rows in nodes.values()}
+    if len(nodes) > 1 and len(sizes) == 1:  # on 2 + 1 ranks a formula may hold by chance
+        (per_node,) = sizes
+        if all(row["rank"] == row["node"] * per_node + row["local_rank"] for row in places):
+            notes.append(f"rank = node × {per_node} + local_rank")
     if _shares_devices(nodes):
         notes.append("Ranks of a node share a device here: a rank is a process, not a device.")
     addresses = {row.get("address") for row in places}
